@@ -1,0 +1,2 @@
+//! `longarm`: the command.
+fn main() {}
