@@ -12,3 +12,4 @@ pub mod virtio;
 
 /// Guest RAM as every device sees it: shared (`Arc`) and never copied, changing under the reader's feet.
 pub type GuestRam = vm_memory::GuestMemoryMmap;
+pub mod rdma;

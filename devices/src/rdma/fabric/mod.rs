@@ -1,0 +1,112 @@
+//! The fabric: what carries frames between devices.
+//!
+//! The device is given a [`Fabric`] and drives it from its own thread: it queues frames with [`Fabric::send`], lets a batch go with
+//! [`Fabric::flush`], and takes in what came with [`Fabric::poll`], which asks the device, its [`Sink`], where each payload goes before
+//! it reads it. Payloads travel between guest memory and the wire without a copy in between; [`Segment`]s name that memory.
+//! The wire protocol is `docs/fabric.md`.
+
+use std::os::fd::RawFd;
+
+use crate::rdma::memory::Segment;
+
+pub mod frame;
+
+use frame::FrameHeader;
+
+/// A GID, in network order.
+pub type Gid = [u8; 16];
+
+/// A device at the other end of the fabric. Stays the same when its link is lost and comes back, as long as its monitor lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PeerId(pub u32);
+
+impl PeerId {
+    /// The device itself: both QPs in one virtual machine.
+    pub const LOCAL: PeerId = PeerId(0);
+}
+
+/// Why a frame was not taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SendError {
+    /// The peer's queue is full; [`Fabric::can_send`] says when it is worth trying again.
+    Full,
+    /// There is no link to the peer now.
+    Down,
+}
+
+/// What the device says about a payload that is about to be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Placement {
+    /// Into the segments given; they hold exactly the bytes asked for.
+    Into,
+    /// Nowhere: read and thrown away.
+    Discard,
+}
+
+/// The receiving side: the device. Called from [`Fabric::poll`] only; a sink answers later, by [`Fabric::send`], never from within a call.
+pub trait Sink {
+    /// The header of a frame has come. `skip` bytes of its payload are already in memory; the sink pushes the segments for the bytes
+    /// from there to the end of the frame onto `into` (empty when called). `skip` is not 0 when the fabric asks anew after
+    /// [`Fabric::forget_memory`]. Called for frames without payload too. Called for the types from SEND on only.
+    fn place(
+        &mut self,
+        peer: PeerId,
+        header: &FrameHeader,
+        skip: u32,
+        into: &mut Vec<Segment>,
+    ) -> Placement;
+
+    /// A frame is complete: its payload lies where [`Sink::place`] said, or was thrown away. `data` holds the payload of frames that
+    /// are not placed in guest memory (ATOMIC, ATOMIC_DATA), and is empty otherwise.
+    fn frame(&mut self, peer: PeerId, header: &FrameHeader, placement: Placement, data: &[u8]);
+
+    /// A link to the peer is up; frames can be sent.
+    fn peer_up(&mut self, peer: PeerId);
+
+    /// The link is lost. Frames that were queued or under way may or may not have arrived.
+    fn peer_down(&mut self, peer: PeerId);
+
+    /// A route appeared or changed; queue pairs that wait for one may look again.
+    fn routes_changed(&mut self);
+}
+
+/// Something that carries frames. One thread owns it.
+pub trait Fabric: Send {
+    /// Queues a frame. `inline` bytes are copied; `payload` is not, and is sent from where it lies by a later [`Fabric::flush`]
+    /// or [`Fabric::poll`]. Their lengths add up to `header.length`.
+    fn send(
+        &mut self,
+        peer: PeerId,
+        header: &FrameHeader,
+        inline: &[u8],
+        payload: &[Segment],
+    ) -> Result<(), SendError>;
+
+    /// Whether the peer's queue has room for another frame of any size.
+    fn can_send(&self, peer: PeerId) -> bool;
+
+    /// Whether a link to the peer is up.
+    fn is_up(&self, peer: PeerId) -> bool;
+
+    /// When something last came from the peer; None before anything did.
+    fn last_heard(&self, peer: PeerId) -> Option<std::time::Instant>;
+
+    /// Starts sending what is queued, with as few system calls as it takes; never blocks.
+    fn flush(&mut self);
+
+    /// Takes in what has come and sends on what is queued: a bounded amount of work, never blocking. True if there was any.
+    fn poll(&mut self, sink: &mut dyn Sink) -> bool;
+
+    /// Lets go of guest memory: queued payloads are copied, and payloads that are being read in will be asked for anew. When it
+    /// returns, the fabric holds no [`Segment`]. Called before a registration ends.
+    fn forget_memory(&mut self);
+
+    /// Makes `gids` the set of GIDs that lead here.
+    fn announce(&mut self, gids: &[Gid]);
+
+    /// The peer that announced the GID; [`PeerId::LOCAL`] for our own.
+    fn route(&self, gid: &Gid) -> Option<PeerId>;
+
+    /// Becomes readable when [`Fabric::poll`] has work to do, timers of the fabric included.
+    fn wait_fd(&self) -> RawFd;
+}
