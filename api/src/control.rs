@@ -1,0 +1,61 @@
+//! What travels on the control socket (`openapi.yaml`).
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+/// Whether the vCPUs run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum VmState {
+    /// They run.
+    Running,
+    /// They are held; devices and the fabric go on.
+    Paused,
+}
+
+/// Answer of `GET /vm`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VmInfo {
+    /// Process of the monitor.
+    pub pid: u32,
+    /// Whether the vCPUs run.
+    pub state: VmState,
+    /// vCPUs.
+    pub cpus: u32,
+    /// Bytes of guest memory.
+    pub memory: u64,
+    /// Unix socket of the vsock device, if there is one.
+    pub vsock: Option<PathBuf>,
+}
+
+/// Answer of `GET /stats`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Stats {
+    /// Seconds since the machine was started.
+    pub uptime_seconds: f64,
+    /// Whether the vCPUs run.
+    pub state: VmState,
+    /// Exits of each vCPU to the monitor, by kind.
+    pub vcpus: Vec<VcpuStats>,
+    /// Counters of each device, by its name.
+    pub devices: serde_json::Map<String, serde_json::Value>,
+}
+
+/// Exits of a vCPU to the monitor since the start, by kind.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VcpuStats {
+    /// Port reads and writes.
+    pub port_io: u64,
+    /// Memory-mapped reads and writes.
+    pub mmio: u64,
+    /// Everything else, our own kicks included.
+    pub other: u64,
+}
+
+/// Body of every answer that is not 2xx.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Problem {
+    /// What went wrong.
+    pub error: String,
+}
