@@ -1,0 +1,181 @@
+//! What goes wrong around a transfer: a peer that dies, a target that stands still, a process that is killed, a driver that goes.
+
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+
+use crate::perftest::{Run, address};
+use crate::vm::{Lab, Vm};
+
+/// Starts a tool that runs for `seconds` between the VMs; gives both sides.
+fn long_run(
+    client: &Vm,
+    server: &Vm,
+    tool: &str,
+    port: u16,
+    seconds: u32,
+) -> Result<(crate::vm::Running, crate::vm::Running)> {
+    let command = format!("{tool} -F -p {port} -s 65536 -D {seconds}");
+    let mut serving = server.start(&crate::perftest::serve(&command, port))?;
+    serving.wait_for("listening", Duration::from_secs(30))?;
+    let running = client.start(&format!("{command} {}", address(server)))?;
+    wait_for_traffic(client)?;
+    Ok((running, serving))
+}
+
+/// Waits until the VM's device completes work.
+fn wait_for_traffic(vm: &Vm) -> Result<()> {
+    let end = Instant::now() + Duration::from_secs(30);
+    let start = vm.counter("completions")?;
+    while vm.counter("completions")? < start + 10 {
+        ensure!(
+            Instant::now() < end,
+            "no traffic in {} within 30 s",
+            vm.name
+        );
+        sleep(Duration::from_millis(50));
+    }
+    Ok(())
+}
+
+/// The peer's monitor is killed in the middle of RDMA WRITEs: the requester says RETRY_EXC (12), never success. The peer comes back
+/// and is found again.
+pub fn dead_peer(lab: &Lab) -> Result<()> {
+    let (a, mut b) = lab.boot_pair(&[])?;
+    let (client, _server) = long_run(&a, &b, "ib_write_bw", 18_700, 30)?;
+    b.crash();
+    let output = client.finish(Duration::from_secs(60))?;
+    ensure!(
+        output.status != 0,
+        "ib_write_bw succeeded though its peer died:\n{}",
+        output.stdout
+    );
+    let text = output.stdout + &output.stderr;
+    ensure!(
+        text.contains("status 12") || text.contains("transport retry counter exceeded"),
+        "not RETRY_EXC:\n{text}"
+    );
+    ensure!(
+        a.counter("timeouts")? >= 1,
+        "the device did not count the timeout"
+    );
+    Ok(())
+}
+
+/// The target's vCPUs are paused: WRITE and READ still complete, for they need no CPU of the target's guest.
+pub fn paused_target(lab: &Lab) -> Result<()> {
+    let (a, b) = lab.boot_pair(&[])?;
+    for (port, tool) in [(18_710, "ib_write_bw"), (18_711, "ib_read_bw")] {
+        let (client, server) = long_run(&a, &b, tool, port, 8)?;
+        b.pause()?;
+        sleep(Duration::from_millis(300));
+        let before = a.counter("completions")?;
+        sleep(Duration::from_secs(2));
+        let after = a.counter("completions")?;
+        b.resume()?;
+        ensure!(
+            after > before + 10,
+            "{tool}: {} completions while the target was paused",
+            after - before
+        );
+        client.finish(Duration::from_secs(60))?.ok(tool)?;
+        server.finish(Duration::from_secs(60))?.ok(tool)?;
+    }
+    Ok(())
+}
+
+/// A process killed in the middle of its transfers leaves nothing behind in its guest, and its peer gets an error.
+pub fn killed_process(lab: &Lab) -> Result<()> {
+    let (a, b) = lab.boot_pair(&[])?;
+    let base = (resources(&a)?, resources(&b)?);
+    for (round, victim) in [&a, &b, &a].into_iter().enumerate() {
+        let (client, server) = long_run(&a, &b, "ib_write_bw", 18_720 + round as u16, 20)?;
+        victim.exec("pkill -KILL ib_write_bw", 10)?.ok("pkill")?;
+        let survivor = if victim.name == "a" { server } else { client };
+        // The survivor of a killed client waits for it on TCP, which the guest's kernel closes.
+        let output = survivor.finish(Duration::from_secs(40))?;
+        ensure!(
+            output.status != 0,
+            "the survivor of round {round} succeeded:\n{}",
+            output.stdout
+        );
+    }
+    let end = Instant::now() + Duration::from_secs(10);
+    while (resources(&a)?, resources(&b)?) != base {
+        ensure!(
+            Instant::now() < end,
+            "left behind: {:?} and {:?}, at first {base:?}",
+            resources(&a)?,
+            resources(&b)?
+        );
+        sleep(Duration::from_millis(200));
+    }
+    Ok(())
+}
+
+/// The guest kernel's count of RDMA objects, as text.
+fn resources(vm: &Vm) -> Result<String> {
+    Ok(vm
+        .exec("rdma resource show", 10)?
+        .ok("rdma resource show")?
+        .stdout)
+}
+
+/// The driver is unbound and its module removed under traffic, then comes back and works.
+pub fn unbind(lab: &Lab) -> Result<()> {
+    let (a, b) = lab.boot_pair(&[])?;
+    for (port, away, back) in [
+        (
+            18_730,
+            "for d in /sys/bus/virtio/drivers/virtio_rdma/virtio*; do basename $d > /tmp/unbound; cat /tmp/unbound > /sys/bus/virtio/drivers/virtio_rdma/unbind; done",
+            "cat /tmp/unbound > /sys/bus/virtio/drivers/virtio_rdma/bind",
+        ),
+        (
+            18_740,
+            "for i in 1 2 3 4 5 6 7 8 9 10; do rmmod virtio_rdma && exit 0; sleep 0.5; done; exit 1",
+            "modprobe virtio_rdma",
+        ),
+    ] {
+        let (client, _server) = long_run(&a, &b, "ib_write_bw", port, 20)?;
+        if away.contains("rmmod") {
+            // A module in use does not go: its user must be gone first.
+            a.exec("pkill -KILL ib_write_bw", 10)?.ok("pkill")?;
+        }
+        a.exec(away, 30)?.ok("taking the driver away")?;
+        let output = client.finish(Duration::from_secs(60))?;
+        ensure!(
+            output.status != 0,
+            "the transfer outlived its driver:\n{}",
+            output.stdout
+        );
+        b.exec("pkill -KILL ib_write_bw; true", 10)?;
+        ensure!(
+            a.exec("ls /sys/class/infiniband", 10)?
+                .stdout
+                .trim()
+                .is_empty(),
+            "the device is still there"
+        );
+        a.exec(back, 30)?.ok("bringing the driver back")?;
+        a.exec("for i in $(seq 50); do ibv_devinfo 2>/dev/null | grep -q PORT_ACTIVE && exit 0; sleep 0.2; done; exit 1", 40)?
+            .ok("the port after the driver came back")?;
+        let run = Run {
+            tool: "ib_write_bw",
+            size: 4096,
+            iterations: 200,
+            options: String::new(),
+        };
+        let outcome = run.between(&a, &b, port + 1, Duration::from_secs(60))?;
+        ensure!(
+            outcome.ok(),
+            "after the driver came back:\n{}",
+            outcome.text()
+        );
+    }
+    let log = a.exec("dmesg", 10)?.ok("dmesg")?.stdout;
+    for word in ["BUG:", "WARNING:", "Oops", "Call Trace"] {
+        ensure!(!log.contains(word), "the kernel complained:\n{log}");
+    }
+    Ok(())
+}

@@ -1,0 +1,151 @@
+//! The monitor itself: boots of every shape, `--exec`, exit codes, memory beside the guest's.
+
+use std::fs;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+
+use crate::vm::{Lab, Output, VmSpec};
+
+/// VM memory that the issue allows beside guest RAM.
+const OVERHEAD_LIMIT_KIB: u64 = 8 * 1024;
+
+fn run(lab: &Lab, args: &[&str]) -> Result<Output> {
+    let image = lab.image.to_str().context("the image's path is UTF-8")?;
+    let mut words = vec!["run", "--image", image];
+    words.extend(args);
+    lab.longarm(&words, Duration::from_secs(150))
+}
+
+/// `--exec`: the command's own status, its output and its errors apart, nothing of the console among them.
+pub fn exec(lab: &Lab) -> Result<()> {
+    let output = run(
+        lab,
+        &[
+            "--memory",
+            "256M",
+            "--exec",
+            "echo out; echo err >&2; exit 7",
+        ],
+    )?;
+    ensure!(
+        output.status == 7,
+        "status {} instead of 7: {output:?}",
+        output.status
+    );
+    ensure!(output.stdout == "out\n", "stdout is {:?}", output.stdout);
+    ensure!(output.stderr == "err\n", "stderr is {:?}", output.stderr);
+    Ok(())
+}
+
+/// Reset, power-off and panic of the guest, and a time limit, each end the monitor with its own documented status.
+pub fn exit_codes(lab: &Lab) -> Result<()> {
+    for (command, wanted) in EXIT_CODES {
+        let vm = lab.boot(VmSpec::new("exit"))?;
+        vm.ready()?;
+        // The guest goes down under the command, whose own end says nothing.
+        let mut asked = vm.start(command)?;
+        let output = vm.wait(Duration::from_secs(60))?;
+        asked.kill();
+        ensure!(
+            output.status == *wanted,
+            "{command}: status {} instead of {wanted}: {output:?}",
+            output.status
+        );
+    }
+    let output = run(lab, &["--memory", "256M", "--timeout", "3"])?;
+    ensure!(output.status == 124, "timeout: {output:?}");
+    Ok(())
+}
+
+/// What a guest does, and the monitor's exit status then (README).
+const EXIT_CODES: &[(&str, i32)] = &[
+    ("echo o > /proc/sysrq-trigger", 0),
+    ("echo b > /proc/sysrq-trigger", 66),
+    ("echo c > /proc/sysrq-trigger", 67),
+];
+
+/// 1 to 32 vCPUs, and memory from 128 MiB to beyond the hole below 4 GiB: the guest sees what it was given.
+pub fn shapes(lab: &Lab) -> Result<()> {
+    for (cpus, memory, mib) in [
+        ("1", "128M", 128),
+        ("2", "3G", 3072),
+        ("4", "5G", 5120),
+        ("32", "1G", 1024),
+    ] {
+        let started = Instant::now();
+        let report = "nproc; grep MemTotal /proc/meminfo";
+        let output =
+            run(lab, &["--cpus", cpus, "--memory", memory, "--exec", report])?.ok("boot")?;
+        let mut words = output.stdout.split_whitespace();
+        ensure!(
+            words.next() == Some(cpus),
+            "--cpus {cpus}: the guest sees {:?}",
+            output.stdout
+        );
+        let kib: u64 = words.nth(1).context("MemTotal")?.parse()?;
+        ensure!(
+            kib > mib * 1024 * 3 / 5 && kib <= mib * 1024,
+            "--memory {memory}: the guest sees {kib} KiB"
+        );
+        println!(
+            "{cpus} vCPUs, {memory}: boot, command and power-off in {:.1} s",
+            started.elapsed().as_secs_f64()
+        );
+    }
+    Ok(())
+}
+
+/// A second disk, read-write: what the guest wrote is in the file; read-only: the guest cannot write.
+pub fn disks(lab: &Lab) -> Result<()> {
+    let (path, locked) = (lab.out.join("disk.raw"), lab.out.join("locked.raw"));
+    fs::write(&path, vec![0; 1 << 20])?;
+    fs::write(&locked, vec![7; 1 << 20])?;
+    let disk = path.to_str().context("UTF-8")?;
+    let read_only = format!("{},ro", locked.display());
+    let script = "printf longarm | dd of=/dev/vdb bs=512 seek=9 conv=notrunc,fsync 2>/dev/null && \
+                  ! printf x | dd of=/dev/vdc conv=notrunc,fsync 2>/dev/null";
+    run(
+        lab,
+        &["--disk", disk, "--disk", &read_only, "--exec", script],
+    )?
+    .ok("writing to the disks")?;
+    let bytes = fs::read(&path)?;
+    ensure!(
+        &bytes[9 * 512..9 * 512 + 7] == b"longarm",
+        "the write did not reach the file"
+    );
+    ensure!(
+        fs::read(&locked)?.iter().all(|&byte| byte == 7),
+        "the read-only disk was written"
+    );
+    Ok(())
+}
+
+/// Memory of the monitor beside guest RAM, for a VM with one rdma and one net device.
+pub fn overhead(lab: &Lab) -> Result<()> {
+    let (a, _b) = lab.boot_pair(&[])?;
+    let kib = private_kib(a.pid())?;
+    println!("monitor's memory beside guest RAM: {kib} KiB (limit {OVERHEAD_LIMIT_KIB} KiB)");
+    ensure!(kib <= OVERHEAD_LIMIT_KIB, "{kib} KiB beside guest RAM");
+    Ok(())
+}
+
+/// Private memory of a process that is not a mapping of guest RAM (a memfd), from smaps.
+fn private_kib(pid: u32) -> Result<u64> {
+    let smaps = fs::read_to_string(format!("/proc/{pid}/smaps"))?;
+    let (mut sum, mut guest) = (0, false);
+    for line in smaps.lines() {
+        let mut words = line.split_whitespace();
+        let first = words.next().unwrap_or_default();
+        if first.contains('-') && !first.ends_with(':') {
+            guest = line.contains("memfd:");
+        } else if !guest && matches!(first, "Private_Dirty:" | "Private_Clean:") {
+            sum += words
+                .next()
+                .and_then(|kib| kib.parse::<u64>().ok())
+                .unwrap_or(0);
+        }
+    }
+    Ok(sum)
+}

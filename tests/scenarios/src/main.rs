@@ -1,0 +1,131 @@
+//! `longarm-scenarios`: boots guests and judges Longarm by what stock tools in them say.
+//!
+//! Runs where `/dev/kvm` boots stock kernels: under `tests/lab.sh`.
+
+mod faults;
+mod life;
+mod perftest;
+mod sweep;
+mod verbs;
+mod vm;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+
+use vm::Lab;
+
+/// A scenario's name, what it does, and the seconds it may take.
+type Scenario = (&'static str, fn(&Lab) -> Result<()>, u64);
+
+const SCENARIOS: &[Scenario] = &[
+    ("exec", life::exec, 120),
+    ("exit-codes", life::exit_codes, 300),
+    ("shapes", life::shapes, 600),
+    ("disks", life::disks, 120),
+    ("overhead", life::overhead, 180),
+    ("devinfo", verbs::devinfo, 180),
+    ("pingpong", verbs::pingpong, 300),
+    ("sweep", sweep::sweep, 900),
+    ("dead-peer", faults::dead_peer, 300),
+    ("paused-target", faults::paused_target, 300),
+    ("killed-process", faults::killed_process, 400),
+    ("unbind", faults::unbind, 400),
+];
+
+const USAGE: &str = "longarm-scenarios --longarm BINARY --image DIR --out DIR NAME... | --list";
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("longarm-scenarios: {error:#}\nusage: {USAGE}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn run() -> Result<bool> {
+    let (mut longarm, mut image, mut out) = (None, None, None);
+    let mut chosen = Vec::new();
+    let mut words = std::env::args().skip(1);
+    while let Some(word) = words.next() {
+        match word.as_str() {
+            "--list" => {
+                SCENARIOS.iter().for_each(|(name, ..)| println!("{name}"));
+                return Ok(true);
+            }
+            "--longarm" | "--image" | "--out" => {
+                let value = PathBuf::from(
+                    words
+                        .next()
+                        .with_context(|| format!("{word} wants a value"))?,
+                );
+                match word.as_str() {
+                    "--longarm" => longarm = Some(value),
+                    "--image" => image = Some(value),
+                    _ => out = Some(value),
+                }
+            }
+            name => match SCENARIOS.iter().find(|(known, ..)| *known == name) {
+                Some(scenario) => chosen.push(*scenario),
+                None => bail!("no scenario {name:?}; --list names them"),
+            },
+        }
+    }
+    let lab = Lab {
+        longarm: longarm.context("--longarm is missing")?,
+        image: image.context("--image is missing")?,
+        out: out.context("--out is missing")?,
+    };
+    let mut failed = 0;
+    for &(name, scenario, seconds) in &chosen {
+        let started = Instant::now();
+        let limit = Watchdog::start(name, Duration::from_secs(seconds));
+        let here = Lab {
+            longarm: lab.longarm.clone(),
+            image: lab.image.clone(),
+            out: lab.out.join(name),
+        };
+        let result = scenario(&here);
+        drop(limit);
+        let took = started.elapsed().as_secs_f64();
+        match result {
+            Ok(()) => println!("ok      {name} ({took:.1} s)"),
+            Err(error) => {
+                failed += 1;
+                println!("FAILED  {name} ({took:.1} s): {error:#}");
+            }
+        }
+    }
+    println!(
+        "scenarios: {} passed, {failed} failed",
+        chosen.len() - failed
+    );
+    Ok(failed == 0)
+}
+
+/// Ends the whole process when a scenario hangs in spite of its own limits.
+struct Watchdog(Option<std::sync::mpsc::Sender<()>>);
+
+impl Watchdog {
+    fn start(name: &'static str, limit: Duration) -> Watchdog {
+        let (alive, gone) = std::sync::mpsc::channel::<()>();
+        std::thread::spawn(move || {
+            if gone.recv_timeout(limit) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
+                println!("FAILED  {name}: hung for {limit:?}");
+                std::process::exit(1);
+            }
+        });
+        Watchdog(Some(alive))
+    }
+}
+
+impl Drop for Watchdog {
+    fn drop(&mut self) {
+        self.0.take();
+    }
+}

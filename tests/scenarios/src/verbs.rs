@@ -1,0 +1,70 @@
+//! Stock verbs tools against the device.
+
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+
+use crate::perftest::{address, serve};
+use crate::vm::{Lab, Vm};
+
+/// `ibv_devinfo -v` shows an active port with RoCE v2 GIDs, IPv4 and link-local IPv6.
+pub fn devinfo(lab: &Lab) -> Result<()> {
+    let (a, _b) = lab.boot_pair(&[])?;
+    let info = a.exec("ibv_devinfo -v", 30)?.ok("ibv_devinfo")?.stdout;
+    for wanted in [
+        "state:			PORT_ACTIVE",
+        "link_layer:		Ethernet",
+        "RoCE v2",
+        "10.0.0.1",
+        "fe80:",
+    ] {
+        ensure!(
+            info.contains(wanted),
+            "ibv_devinfo does not say {wanted:?}:\n{info}"
+        );
+    }
+    Ok(())
+}
+
+/// `ibv_rc_pingpong -c`, which checks contents, polling and with completion events, between VMs and within one.
+pub fn pingpong(lab: &Lab) -> Result<()> {
+    let (a, b) = lab.boot_pair(&[])?;
+    pingpong_between(&a, &b)
+}
+
+/// The same on Debian 12: kernel 6.1 and rdma-core 44.
+pub fn pingpong_between(a: &Vm, b: &Vm) -> Result<()> {
+    for (port, options) in [(18_600, ""), (18_610, "-e")] {
+        for (offset, client, server) in [(0, a, b), (1, b, a), (2, a, a)] {
+            let port = port + offset;
+            let command = format!(
+                "ibv_rc_pingpong -c -g {} -p {port} -n 200 {options}",
+                roce_v2_index(client)?
+            );
+            let mut serving = server.start(&serve(&command, port))?;
+            serving.wait_for("listening", Duration::from_secs(30))?;
+            let what = format!("{command} {}->{}", client.name, server.name);
+            client
+                .exec(&format!("{command} {}", address(server)), 60)?
+                .ok(&format!("client of {what}"))?;
+            serving
+                .finish(Duration::from_secs(30))?
+                .ok(&format!("server of {what}"))?;
+        }
+    }
+    Ok(())
+}
+
+/// Index of the GID that a VM's IPv4 address became.
+fn roce_v2_index(vm: &Vm) -> Result<u32> {
+    let listing = vm
+        .exec("cd /sys/class/infiniband/*/ports/1/gids && grep -l '0000:0000:0000:0000:0000:ffff:0a00' *", 10)?
+        .ok("the GID of the IPv4 address")?;
+    Ok(listing
+        .stdout
+        .lines()
+        .next()
+        .unwrap_or_default()
+        .trim()
+        .parse()?)
+}
