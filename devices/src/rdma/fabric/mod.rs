@@ -85,6 +85,11 @@ pub trait Fabric: Send {
     /// Whether the peer's queue has room for another frame of any size.
     fn can_send(&self, peer: PeerId) -> bool;
 
+    /// The largest payload that a frame to the peer may carry; at least 65,536.
+    fn max_payload(&self, _peer: PeerId) -> u32 {
+        65_536
+    }
+
     /// Whether a link to the peer is up.
     fn is_up(&self, peer: PeerId) -> bool;
 
