@@ -1,0 +1,85 @@
+#!/bin/bash
+# run.sh [--list] [NAME...]: all tests of Longarm, or the named parts. Quiet when all is well: a line a part; the log of what
+# failed is printed. Installs what it needs. Logs stay in target/test-logs.
+#
+# LONGARM_HOSTILE_SECONDS lengthens the hostile-ring part (default 20 here; 600 for the ten minutes of a release).
+set -uo pipefail
+cd "$(dirname "$0")/.."
+tree=$PWD logs=$PWD/target/test-logs
+export CARGO_TERM_COLOR=never
+
+# Each part: its name, its time limit in seconds, what it checks. The function part_NAME (dashes as underscores) does it.
+parts=(
+    'format       120 Rust sources are formatted'
+    'clippy       900 no warning in any Rust target'
+    'unit         900 unit tests of every crate'
+    'conformance  900 two devices, each fabric, driven natively by a software driver; hostile rings and peers'
+    'fuzz         600 the fuzz target builds, and finds nothing in a short run'
+    'micro        300 micro-guests on /dev/kvm: PCI, MSI-X, doorbells'
+    'driver      1200 the guest driver for both Debian kernels, W=1 and sparse, no warning'
+    'provider    1200 the rdma-core provider, no warning'
+    'images      1800 guest images: Debian 13 and Debian 12'
+    'guests      1500 the scenarios in Debian 13 guests (tests/scenarios), in the lab'
+    'bookworm     600 a Debian 12 guest: driver loads, ibv_rc_pingpong -c passes, in the lab'
+)
+
+part_format() { cargo fmt --all --check; }
+part_clippy() { cargo clippy --quiet --workspace --all-targets -- -D warnings; }
+part_unit() { cargo test --quiet --workspace --exclude conformance; }
+part_conformance() {
+    LONGARM_HOSTILE_SECONDS=${LONGARM_HOSTILE_SECONDS:-20} cargo test --quiet --release --package conformance
+}
+part_fuzz() { tests/fuzz/run.sh "${LONGARM_FUZZ_SECONDS:-20}"; }
+part_micro() { cargo test --quiet --package vmm --test micro -- --nocapture; }
+part_driver() {
+    resources/image/build-driver.sh --suite trixie --check && resources/image/build-driver.sh --suite bookworm --check
+}
+part_provider() { resources/image/build-provider.sh --check; }
+part_images() { build_guest_side && image trixie && image bookworm; }
+part_guests() { scenarios trixie $(target/release/longarm-scenarios --list); }
+part_bookworm() { scenarios bookworm pingpong; }
+
+build_guest_side() { cargo build --quiet --release --workspace; }
+image() { resources/image/build.sh --suite "$1"; }
+
+scenarios() { # SUITE NAME...
+    local image_dir
+    build_guest_side || return
+    image_dir=$(image "$1") || return
+    LAB_SCRATCH=$tree/target/lab tests/lab.sh --timeout 1450 -- target/release/longarm-scenarios \
+        --longarm target/release/longarm --image "$image_dir" --out "$tree/target/lab/scenarios-$1" "${@:2}"
+}
+
+names() { printf '%s\n' "${parts[@]}" | awk '{ print $1 }'; }
+
+if [ "${1:-}" = --list ]; then
+    printf '%s\n' "${parts[@]}" | awk '{ name = $1; $1 = $2 = ""; printf "%-12s%s\n", name, $0 }'
+    exit 0
+fi
+for name in "$@"; do
+    names | grep -qx -- "$name" || { echo "run.sh: no part named '$name'; --list names them" >&2; exit 2; }
+done
+
+mkdir -p "$logs"
+passed=0 failed=0
+for part in "${parts[@]}"; do
+    read -r name limit what <<<"$part"
+    [ $# -eq 0 ] || printf '%s\n' "$@" | grep -qx -- "$name" || continue
+    log=$logs/$name.log start=$SECONDS
+    export -f "part_${name//-/_}" build_guest_side image scenarios
+    export tree
+    # A session of its own, so that the time limit ends the whole part; it leaves nothing running.
+    if setsid --wait timeout --kill-after=20 "$limit" bash -c "part_${name//-/_}" >"$log" 2>&1 </dev/null; then
+        passed=$((passed + 1))
+        echo "ok      $name ($((SECONDS - start)) s)"
+        grep -h '^skipped' "$log" | sed 's/^/        /'
+    else
+        status=$?
+        failed=$((failed + 1))
+        [ "$status" = 124 ] && echo "time limit of $limit s reached" >>"$log"
+        echo "FAILED  $name ($((SECONDS - start)) s): $what"
+        tail -n 200 "$log" | sed 's/^/    /'
+    fi
+done
+echo "$passed passed, $failed failed"
+[ "$failed" -eq 0 ]
