@@ -3,6 +3,9 @@
 /// Bytes of a header on the wire.
 pub const HEADER_LEN: usize = 48;
 
+/// Longest payload that every peer takes (section 1).
+pub const MAX_PAYLOAD: u32 = 65_536;
+
 /// Frame types (section 2).
 pub mod kind {
     /// First frame of a link.

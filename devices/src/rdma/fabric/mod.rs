@@ -10,6 +10,13 @@ use std::os::fd::RawFd;
 use crate::rdma::memory::Segment;
 
 pub mod frame;
+pub mod loopback;
+#[cfg(any(test, feature = "test-utils"))]
+pub mod pair;
+mod queue;
+mod segments;
+#[cfg(test)]
+mod test_utils;
 
 use frame::FrameHeader;
 
@@ -47,7 +54,8 @@ pub enum Placement {
 pub trait Sink {
     /// The header of a frame has come. `skip` bytes of its payload are already in memory; the sink pushes the segments for the bytes
     /// from there to the end of the frame onto `into` (empty when called). `skip` is not 0 when the fabric asks anew after
-    /// [`Fabric::forget_memory`]. Called for frames without payload too. Called for the types from SEND on only.
+    /// [`Fabric::forget_memory`]; then the earlier answer is void, and this one is told to [`Sink::frame`]. Called for every frame
+    /// of the types from SEND on, those without payload too, but not for ATOMIC and ATOMIC_DATA, whose payload comes as data.
     fn place(
         &mut self,
         peer: PeerId,
@@ -57,7 +65,9 @@ pub trait Sink {
     ) -> Placement;
 
     /// A frame is complete: its payload lies where [`Sink::place`] said, or was thrown away. `data` holds the payload of frames that
-    /// are not placed in guest memory (ATOMIC, ATOMIC_DATA), and is empty otherwise.
+    /// are not placed in guest memory (ATOMIC, ATOMIC_DATA; their placement is `Into`), and is empty otherwise. The fabric has
+    /// checked what the header says by itself (type, the length that the type wants, the largest frame); everything else in it
+    /// is as the peer sent it.
     fn frame(&mut self, peer: PeerId, header: &FrameHeader, placement: Placement, data: &[u8]);
 
     /// A link to the peer is up; frames can be sent.
@@ -73,7 +83,9 @@ pub trait Sink {
 /// Something that carries frames. One thread owns it.
 pub trait Fabric: Send {
     /// Queues a frame. `inline` bytes are copied; `payload` is not, and is sent from where it lies by a later [`Fabric::flush`]
-    /// or [`Fabric::poll`]. Their lengths add up to `header.length`.
+    /// or [`Fabric::poll`]. Their lengths add up to `header.length`, at most [`frame::MAX_PAYLOAD`]. Frames to one peer arrive in
+    /// the order they were sent. Frames without payload (READ, ACK, NAK) are taken far beyond the point where those with payload are
+    /// refused as [`SendError::Full`], so that acknowledgements never wait for room.
     fn send(
         &mut self,
         peer: PeerId,
@@ -82,7 +94,7 @@ pub trait Fabric: Send {
         payload: &[Segment],
     ) -> Result<(), SendError>;
 
-    /// Whether the peer's queue has room for another frame of any size.
+    /// Whether the peer's queue has room for another frame of any size, and the link is up.
     fn can_send(&self, peer: PeerId) -> bool;
 
     /// The largest payload that a frame to the peer may carry; at least 65,536.
@@ -112,6 +124,7 @@ pub trait Fabric: Send {
     /// The peer that announced the GID; [`PeerId::LOCAL`] for our own.
     fn route(&self, gid: &Gid) -> Option<PeerId>;
 
-    /// Becomes readable when [`Fabric::poll`] has work to do, timers of the fabric included.
+    /// Becomes readable when [`Fabric::poll`] has work to do that came from outside, timers of the fabric included. To be slept
+    /// on only after a poll that returned false, with nothing sent or announced since.
     fn wait_fd(&self) -> RawFd;
 }
