@@ -83,7 +83,7 @@ pub trait Sink {
 /// Something that carries frames. One thread owns it.
 pub trait Fabric: Send {
     /// Queues a frame. `inline` bytes are copied; `payload` is not, and is sent from where it lies by a later [`Fabric::flush`]
-    /// or [`Fabric::poll`]. Their lengths add up to `header.length`, at most [`frame::MAX_PAYLOAD`]. Frames to one peer arrive in
+    /// or [`Fabric::poll`]. Their lengths add up to `header.length`, at most [`Fabric::max_payload`]. Frames to one peer arrive in
     /// the order they were sent. Frames without payload (READ, ACK, NAK) are taken far beyond the point where those with payload are
     /// refused as [`SendError::Full`], so that acknowledgements never wait for room.
     fn send(
@@ -97,9 +97,9 @@ pub trait Fabric: Send {
     /// Whether the peer's queue has room for another frame of any size, and the link is up.
     fn can_send(&self, peer: PeerId) -> bool;
 
-    /// The largest payload that a frame to the peer may carry; at least 65,536.
+    /// The largest payload that a frame to the peer may carry; at least [`frame::MAX_PAYLOAD`].
     fn max_payload(&self, _peer: PeerId) -> u32 {
-        65_536
+        frame::MAX_PAYLOAD
     }
 
     /// Whether a link to the peer is up.
