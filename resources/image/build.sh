@@ -73,7 +73,7 @@ make_modules() {
             xargs -0 cp --parents -t "$target/kernel" )
     cp "$kernel/lib/modules/$version"/modules.{order,builtin,builtin.modinfo} "$target/"
     # Uncompressed: the image compresses with something that a guest unpacks faster.
-    find "$target" -name '*.xz' -print0 | xargs -0 -n 16 -P "$(nproc)" xz -d
+    find "$target" -name '*.xz' -print0 | xargs -0r -n 16 -P "$(nproc)" xz -d
     if [ -n "$driver" ]; then
         mkdir "$target/updates"
         cp "$driver/virtio_rdma.ko" "$target/updates/"
@@ -121,6 +121,9 @@ make_image() {
     pack_initrd "$work/initrd" "$work/out/initrd"
     cp "$kernel"/boot/vmlinuz-* "$work/out/vmlinuz"
     mv "$work/out" "$image"
+    # Of older images, some are kept: other checkouts may use them.
+    find "$CACHE" -maxdepth 1 -name "image-$suite-*" -mtime +0 -printf '%T@ %p\n' | sort -rn | tail -n +5 |
+        cut -d' ' -f2- | xargs -r rm -rf
 }
 
 build_agent() {
@@ -150,13 +153,13 @@ else
 fi
 
 base=$CACHE/base-$suite-$(text_hash "$packages" "$(declare -f make_base)")
-kernel=$CACHE/kernel-$suite
-image=$CACHE/image-$suite-$(text_hash "${base##*/}" "${driver##*/}" "${provider##*/}" \
+kernel=$(kernel_package "$suite")
+image=$CACHE/image-$suite-$(text_hash "${base##*/}" "$(ls "$kernel/lib/modules")" "${driver##*/}" "${provider##*/}" \
     "$([ -z "$agent" ] || content_hash "$agent")" "$(content_hash "$0" "$IMAGE_DIR/lib.sh" "$IMAGE_DIR/guest" "$busybox")")
 if [ ! -e "$image" ]; then
-    kernel_package "$suite" >/dev/null
     locked "image-$suite"
     [ -e "$base" ] || step "installing Debian $suite packages for the guest" make_base
     [ -e "$image" ] || step "making the guest image of $suite" make_image
 fi
+touch "$image"
 printf '%s\n' "$image"

@@ -15,14 +15,20 @@ while [ $# -gt 0 ]; do
 done
 check_suite "$suite"
 
-packages=gcc,make,libc6-dev,linux-headers-amd64,kmod,xz-utils,sparse,cmake,ninja-build,pkg-config,libnl-3-dev
-packages+=,libnl-route-3-dev,libudev-dev,libibverbs-dev,python3-minimal,perl,file
-root=$CACHE/buildroot-$suite-$(text_hash "$packages" "$RDMA_CORE" v1)
-
+# The headers of the very kernel that the image gets: a module loads in no other.
+root_of() {
+    kernel=$(ls "$1/lib/modules")
+    packages=gcc,make,libc6-dev,linux-headers-$kernel,kmod,xz-utils,sparse,cmake,ninja-build,pkg-config,libnl-3-dev
+    packages+=,libnl-route-3-dev,libudev-dev,libibverbs-dev,python3-minimal,perl,file
+    root=$CACHE/buildroot-$suite-$(text_hash "$packages" "$RDMA_CORE" v1)
+}
+root_of "$(kernel_package "$suite")"
 if [ ! -e "$root" ]; then
     locked "buildroot-$suite"
 fi
 if [ ! -e "$root" ]; then
+    # The archive has headers for its newest kernel only.
+    root_of "$(kernel_package "$suite" --newest)"
     need mmdebstrap=mmdebstrap
     tarball=$("$IMAGE_DIR/fetch-rdma-core.sh")
     work=$(mktemp -d "$CACHE/buildroot.XXXXXX")

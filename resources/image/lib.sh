@@ -146,18 +146,20 @@ option_value() {
     printf '%s' "$2"
 }
 
-# kernel_package SUITE: extracts the suite's stock kernel package into the cache, if it is not there, with the module index
-# made, and prints the directory. It holds boot/vmlinuz-VERSION and lib/modules/VERSION.
+# kernel_package SUITE [--newest]: extracts the suite's stock kernel package into the cache, if it is not there (or not the
+# archive's newest), with the module index made, and prints the directory. It holds boot/vmlinuz-VERSION and
+# lib/modules/VERSION.
 kernel_package() {
     local suite=$1 dir=$CACHE/kernel-$1 name
-    if [ ! -e "$dir/lib" ]; then
-        locked "kernel-$suite"
-    fi
-    if [ ! -e "$dir/lib" ]; then
-        need depmod=kmod xz=xz-utils
-        private_apt "$suite"
-        name=$(apt-cache "${APT[@]}" show linux-image-amd64 | sed -n 's/^Depends: *\(linux-image-[^ ,]*\).*/\1/p' | head -n 1)
-        step "fetching $name" extract_kernel "$name" "$dir"
+    if [ ! -e "$dir/lib" ] || [ "${2:-}" = --newest ]; then
+        (
+            locked "kernel-$suite"
+            need depmod=kmod xz=xz-utils
+            private_apt "$suite"
+            name=$(apt-cache "${APT[@]}" show linux-image-amd64 |
+                sed -n 's/^Depends: *linux-image-\([^ ,]*\).*/\1/p' | head -n 1)
+            [ -e "$dir/lib/modules/$name" ] || step "fetching linux-image-$name" extract_kernel "linux-image-$name" "$dir"
+        ) >&2 || return 1
     fi
     printf '%s\n' "$dir"
 }
