@@ -4,10 +4,12 @@
 //! | --- | --- |
 //! | [`bus`] | address ranges to devices, shared by the vCPU threads |
 //! | [`interrupt`] | what a device asks of whoever owns the interrupt controller: MSI messages and I/O events |
+//! | [`pci`] | the PCI Express root bus, configuration space, MSI-X |
 //! | [`virtio`] | the virtio device trait, the devices and the PCI transport's view of them |
 
 pub mod bus;
 pub mod interrupt;
+pub mod pci;
 pub mod virtio;
 
 /// Guest RAM as every device sees it: shared (`Arc`) and never copied, changing under the reader's feet.
