@@ -4,11 +4,13 @@
 //! | --- | --- |
 //! | [`bus`] | address ranges to devices, shared by the vCPU threads |
 //! | [`interrupt`] | what a device asks of whoever owns the interrupt controller: MSI messages and I/O events |
+//! | [`legacy`] | serial port, i8042, ACPI power registers, pvpanic |
 //! | [`pci`] | the PCI Express root bus, configuration space, MSI-X |
 //! | [`virtio`] | the virtio device trait, the devices and the PCI transport's view of them |
 
 pub mod bus;
 pub mod interrupt;
+pub mod legacy;
 pub mod pci;
 pub mod virtio;
 
