@@ -4,6 +4,7 @@
 //! [`activate`](VirtioDevice::activate) and [`reset`](VirtioDevice::reset).
 
 mod device;
+pub mod pci;
 
 pub use device::{
     ActivateError, Activation, ActiveQueue, Doorbells, FEATURE_ACCESS_PLATFORM, FEATURE_EVENT_IDX,
