@@ -1,0 +1,119 @@
+//! Memory regions.
+
+use zerocopy::IntoBytes;
+
+use super::{Control, Outcome, handle, with_list};
+use crate::rdma::memory::{RegionRequest, regions::RegionEntry};
+use crate::rdma::wire::{
+    ExtentEntry, KeysReply, Le32, Le64, MrAppendBody, RegMrBody, Status, mr_flag,
+};
+
+/// Checks the list behind a body and gives it to `Memory`.
+macro_rules! append {
+    ($control:ident, $context:ident, $key:expr, $body:ident, $head:ty, $extents:expr) => {{
+        let dma = $control.objects.dma();
+        if $extents {
+            let (_, list) = with_list::<$head, ExtentEntry>($body, |head| head.num_entries.get())?;
+            let mut entries = list.iter().map(|extent| RegionEntry {
+                address: extent.address.get(),
+                length: extent.length.get(),
+            });
+            $control
+                .objects
+                .memory
+                .append(&*dma, $context, $key, &mut entries)
+        } else {
+            let (_, list) = with_list::<$head, Le64>($body, |head| head.num_entries.get())?;
+            let mut entries = list.iter().map(|address| RegionEntry {
+                address: address.get(),
+                length: 0,
+            });
+            $control
+                .objects
+                .memory
+                .append(&*dma, $context, $key, &mut entries)
+        }
+    }};
+}
+
+impl Control<'_> {
+    pub(super) fn reg_mr(&mut self, context: u32, body: &[u8], reply: &mut Vec<u8>) -> Outcome {
+        let head = body
+            .first_chunk::<48>()
+            .map(|bytes| zerocopy::transmute!(*bytes))
+            .ok_or(Status::Invalid)?;
+        let head: RegMrBody = head;
+        let flags = head.flags;
+        if head.reserved0.get() != 0 || head.reserved1.get() != 0 || flags & !mr_flag::ALL != 0 {
+            return Err(Status::Invalid);
+        }
+        let more = flags & mr_flag::MORE != 0;
+        let extents = flags & mr_flag::EXTENTS != 0;
+        let pd = head.pd.get();
+        self.objects.check_pd(context, pd)?;
+        if !more && head.num_entries != head.total_entries {
+            return Err(Status::Invalid);
+        }
+        let key = self.objects.memory.register(&RegionRequest {
+            context,
+            pd,
+            access: head.access.get(),
+            iova: head.iova.get(),
+            length: head.length.get(),
+            offset: head.offset.get(),
+            page_shift: head.page_shift,
+            extents,
+            total_entries: head.total_entries.get(),
+        })?;
+        self.objects.hold_pd(pd);
+        let done = self.fill(context, key, body, extents, more);
+        if let Err(status) = done {
+            // Cannot fail: the key is new and the context's own.
+            let _ = self.objects.memory.deregister(context, key);
+            self.objects.release_pd(pd);
+            return Err(status);
+        }
+        let answer = KeysReply {
+            lkey: Le32::new(key),
+            rkey: Le32::new(key),
+        };
+        reply.extend_from_slice(answer.as_bytes());
+        Ok(())
+    }
+
+    /// The first part of a new region's list, and the end of it if nothing follows.
+    fn fill(&mut self, context: u32, key: u32, body: &[u8], extents: bool, more: bool) -> Outcome {
+        append!(self, context, key, body, RegMrBody, extents)?;
+        if more {
+            return Ok(());
+        }
+        self.objects.memory.commit(context, key)
+    }
+
+    pub(super) fn mr_append(&mut self, context: u32, body: &[u8], _: &mut Vec<u8>) -> Outcome {
+        let head = body
+            .first_chunk::<8>()
+            .map(|bytes| zerocopy::transmute!(*bytes))
+            .ok_or(Status::Invalid)?;
+        let head: MrAppendBody = head;
+        let key = head.lkey.get();
+        let extents = self.objects.memory.takes_extents(context, key)?;
+        append!(self, context, key, body, MrAppendBody, extents)
+    }
+
+    pub(super) fn mr_commit(&mut self, context: u32, body: &[u8], _: &mut Vec<u8>) -> Outcome {
+        self.objects.memory.commit(context, handle(body)?)
+    }
+
+    pub(super) fn dereg_mr(&mut self, context: u32, body: &[u8], _: &mut Vec<u8>) -> Outcome {
+        let key = handle(body)?;
+        let (owner, _) = self.objects.memory.owner(key)?;
+        if owner != context {
+            return Err(Status::Denied);
+        }
+        self.fabric.forget_memory();
+        let pd = self.objects.memory.deregister(context, key)?;
+        self.objects.release_pd(pd);
+        Ok(())
+    }
+}

@@ -1,0 +1,184 @@
+//! Completion queues and queue pairs.
+
+use super::{Control, Outcome, handle, put_handle, with_list};
+use crate::rdma::memory::{RingBuffer, RingMemory};
+use crate::rdma::objects::cq::CqRequest;
+use crate::rdma::objects::{QpCaps, QpKind, QpRequest, RingPlace};
+use crate::rdma::wire::{
+    CQE_SIZE, CreateCqBody, CreateQpBody, Le64, ReceiveWqeHeader, SendWqeHeader, Sge, Status,
+    cq_control, qp_control, qp_flag, qp_type,
+};
+
+/// Control blocks and completion rings are aligned to this.
+const LINE: u64 = 64;
+/// The smallest slot of a send WQE.
+const MIN_SQ_STRIDE: u32 = 64;
+/// The slots of a receive WQE.
+const MIN_RQ_STRIDE: u32 = 16;
+const MAX_RQ_STRIDE: u32 = 1024;
+
+impl Control<'_> {
+    pub(super) fn create_cq(&mut self, context: u32, body: &[u8], reply: &mut Vec<u8>) -> Outcome {
+        let (head, pages) = with_list::<CreateCqBody, Le64>(body, |head| head.num_pages.get())?;
+        let entries = head.entries.get();
+        let max = self.config.limits.cqe.next_power_of_two();
+        if !entries.is_power_of_two() || entries > max {
+            return Err(Status::Invalid);
+        }
+        let vector = u16::try_from(head.vector.get()).map_err(|_| Status::Invalid)?;
+        if vector >= self.config.num_vectors {
+            return Err(Status::Invalid);
+        }
+        let buffer = RingBuffer {
+            length: head.buf_length.get(),
+            page_shift: head.page_shift.get(),
+            offset: head.buf_offset.get(),
+        };
+        let memory = self.map(buffer, pages)?;
+        let (control, ring) = (head.ctrl_offset.get(), head.ring_offset.get());
+        let parts = [
+            (control, cq_control::SIZE, LINE),
+            (ring, u64::from(entries) * CQE_SIZE, LINE),
+        ];
+        check_parts(&memory, &parts)?;
+        let cqn = self.objects.create_cq(CqRequest {
+            context,
+            vector,
+            entries,
+            memory,
+            control,
+            ring,
+        })?;
+        put_handle(reply, cqn);
+        Ok(())
+    }
+
+    pub(super) fn destroy_cq(&mut self, context: u32, body: &[u8], _: &mut Vec<u8>) -> Outcome {
+        self.objects.destroy_cq(context, handle(body)?)
+    }
+
+    pub(super) fn create_qp(&mut self, context: u32, body: &[u8], reply: &mut Vec<u8>) -> Outcome {
+        let (head, pages) = with_list::<CreateQpBody, Le64>(body, |head| head.num_pages.get())?;
+        let kind = match head.kind.get() {
+            qp_type::RC => QpKind::Rc,
+            // Behind features that this device does not offer.
+            qp_type::GSI | qp_type::UC | qp_type::UD | qp_type::XRC_INI | qp_type::XRC_TGT => {
+                return Err(Status::Unsupported);
+            }
+            _ => return Err(Status::Invalid),
+        };
+        if head.srq.get() != 0 || head.xrcd.get() != 0 {
+            return Err(Status::Unsupported);
+        }
+        let flags = head.flags.get();
+        if flags & !qp_flag::ALL != 0 {
+            return Err(Status::Invalid);
+        }
+        let caps = QpCaps {
+            max_send_sge: head.max_send_sge.get(),
+            max_recv_sge: head.max_recv_sge.get(),
+            max_inline: head.max_inline.get(),
+        };
+        let sq = RingPlace {
+            offset: head.sq_offset.get(),
+            entries: head.sq_entries.get(),
+            stride: head.sq_stride.get(),
+        };
+        let rq = RingPlace {
+            offset: head.rq_offset.get(),
+            entries: head.rq_entries.get(),
+            stride: head.rq_stride.get(),
+        };
+        self.check_rings(&caps, &sq, &rq)?;
+        let buffer = RingBuffer {
+            length: head.buf_length.get(),
+            page_shift: head.page_shift.get(),
+            offset: head.buf_offset.get(),
+        };
+        self.objects.check_pd(context, head.pd.get())?;
+        self.objects.check_cq(context, head.send_cq.get())?;
+        self.objects.check_cq(context, head.recv_cq.get())?;
+        let memory = self.map(buffer, pages)?;
+        let control = head.ctrl_offset.get();
+        let parts = [
+            (control, qp_control::SIZE, LINE),
+            (sq.offset, sq.bytes(), sq.stride.into()),
+            (rq.offset, rq.bytes(), rq.stride.into()),
+        ];
+        check_parts(&memory, &parts)?;
+        let qpn = self.objects.create_qp(QpRequest {
+            context,
+            pd: head.pd.get(),
+            kind,
+            send_cq: head.send_cq.get(),
+            recv_cq: head.recv_cq.get(),
+            sq_sig_all: flags & qp_flag::SQ_SIG_ALL != 0,
+            caps,
+            memory,
+            control,
+            sq,
+            rq,
+        })?;
+        put_handle(reply, qpn);
+        Ok(())
+    }
+
+    pub(super) fn destroy_qp(&mut self, context: u32, body: &[u8], _: &mut Vec<u8>) -> Outcome {
+        let qpn = handle(body)?;
+        self.objects.check_qp(context, qpn)?;
+        self.fabric.forget_memory();
+        self.engine.qp_destroyed(self.objects, qpn);
+        self.objects.remove_qp(qpn);
+        Ok(())
+    }
+
+    fn map(&self, buffer: RingBuffer, pages: &[Le64]) -> Result<RingMemory, Status> {
+        let pages: Vec<u64> = pages.iter().map(|page| page.get()).collect();
+        RingMemory::map(&*self.objects.dma(), buffer, &pages)
+    }
+
+    /// Checks sizes and strides of a QP's rings against limits and each other.
+    fn check_rings(&self, caps: &QpCaps, sq: &RingPlace, rq: &RingPlace) -> Outcome {
+        let l = &self.config.limits;
+        let fits =
+            |entries: u32, max: u32| entries == 0 || entries.is_power_of_two() && entries <= max;
+        let strides = |stride: u32, min: u32, max: u32| {
+            stride.is_power_of_two() && (min..=max.min(4096)).contains(&stride)
+        };
+        let header = size_of::<SendWqeHeader>() as u64;
+        let receive = size_of::<ReceiveWqeHeader>() as u64;
+        let sges = |count: u32| u64::from(count) * size_of::<Sge>() as u64;
+        let valid = fits(sq.entries, l.send_wr)
+            && fits(rq.entries, l.recv_wr)
+            && strides(sq.stride, MIN_SQ_STRIDE, l.sq_stride)
+            && strides(rq.stride, MIN_RQ_STRIDE, MAX_RQ_STRIDE)
+            && caps.max_send_sge <= l.send_sge
+            && caps.max_recv_sge <= l.recv_sge
+            && caps.max_inline <= l.inline
+            && header + sges(caps.max_send_sge) <= sq.stride.into()
+            && header + u64::from(caps.max_inline) <= sq.stride.into()
+            && receive + sges(caps.max_recv_sge) <= rq.stride.into();
+        if valid { Ok(()) } else { Err(Status::Invalid) }
+    }
+}
+
+/// Checks that the parts of a buffer (offset, length, alignment) lie inside it, aligned, and do not overlap. Parts of length 0 are
+/// nowhere.
+fn check_parts(memory: &RingMemory, parts: &[(u64, u64, u64)]) -> Outcome {
+    for (i, (offset, length, alignment)) in parts.iter().enumerate() {
+        if *length == 0 {
+            continue;
+        }
+        if !offset.is_multiple_of(*alignment) || !memory.contains(*offset, *length) {
+            return Err(Status::Invalid);
+        }
+        // Ends do not overflow: earlier parts were seen to lie inside.
+        let overlaps = parts[..i].iter().any(|(other, other_length, _)| {
+            *other_length > 0 && offset < &(other + other_length) && *other < offset + length
+        });
+        if overlaps {
+            return Err(Status::Invalid);
+        }
+    }
+    Ok(())
+}

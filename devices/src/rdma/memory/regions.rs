@@ -1,0 +1,555 @@
+//! Memory regions, and the one lookup of the data path: key, PD, owner, access, address and length to guest memory, or a precise refusal.
+
+use super::{DmaSpace, Segment, push_segment};
+use crate::rdma::fabric::frame::nak;
+use crate::rdma::objects::slab::{HandleLayout, Slab};
+use crate::rdma::wire::{Status, access, cqe_status, vendor_err};
+
+/// Why an access was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// No region has this key, or its list is not committed.
+    #[error("no memory region has this key")]
+    NotFound,
+    /// The region is of another PD or owner.
+    #[error("the memory region belongs to another protection domain or context")]
+    Owner,
+    /// The region does not allow all that is asked.
+    #[error("the memory region does not allow this access")]
+    Access,
+    /// Part of the range lies outside the region.
+    #[error("the range lies outside the memory region")]
+    Range,
+}
+
+impl Refusal {
+    /// The `vendor_err` of a CQE (section 9).
+    pub fn vendor_err(self) -> u32 {
+        match self {
+            Refusal::NotFound => vendor_err::KEY_NOT_FOUND,
+            Refusal::Owner => vendor_err::PD,
+            Refusal::Access => vendor_err::ACCESS,
+            Refusal::Range => vendor_err::RANGE,
+        }
+    }
+
+    /// The status of a CQE for the queue whose own SGE it was.
+    pub fn cqe_status(self) -> u8 {
+        cqe_status::LOC_PROT_ERR
+    }
+
+    /// The NAK code for the peer that asked.
+    pub fn nak(self) -> u32 {
+        nak::REMOTE_ACCESS
+    }
+}
+
+/// What REG_MR asks for, without the list (section 4.4).
+#[derive(Clone, Copy, Debug)]
+pub struct RegionRequest {
+    /// The owner.
+    pub context: u32,
+    /// Its protection domain.
+    pub pd: u32,
+    /// Bits of [`access`].
+    pub access: u32,
+    /// Address of the first byte in work requests.
+    pub iova: u64,
+    /// Bytes.
+    pub length: u64,
+    /// Of the first byte in the first page or extent.
+    pub offset: u64,
+    /// Pages of 2^n bytes; ignored for extents.
+    pub page_shift: u8,
+    /// Entries are extents.
+    pub extents: bool,
+    /// Entries of the whole list.
+    pub total_entries: u32,
+}
+
+/// An entry of a list: a page has the length that the region's page size says.
+#[derive(Clone, Copy, Debug)]
+pub struct RegionEntry {
+    /// DMA address.
+    pub address: u64,
+    /// Bytes; of extents only.
+    pub length: u64,
+}
+
+/// A piece of guest memory and where in the region it starts.
+#[derive(Clone, Copy)]
+struct Extent {
+    start: u64,
+    base: *mut u8,
+}
+
+/// How a region's bytes are found.
+enum Layout {
+    /// One stretch of host memory.
+    Contiguous(*mut u8),
+    /// A table of pages, each in one piece; the first byte lies `offset` into page 0.
+    Pages {
+        shift: u8,
+        offset: u64,
+        bases: Box<[*mut u8]>,
+    },
+    /// Pieces of any length, sorted by where they start; the first starts at 0.
+    Extents(Box<[Extent]>),
+}
+
+/// A region whose list is coming in.
+struct Builder {
+    page_shift: u8,
+    extents: bool,
+    /// Of the next entry: not 0 for the first one only.
+    skip: u64,
+    entries_left: u32,
+    /// Bytes that the list has covered.
+    covered: u64,
+    /// A page is not in one piece of host memory.
+    split: bool,
+    pieces: Vec<Extent>,
+    /// Host address behind the last piece.
+    end: *mut u8,
+    offset: u64,
+}
+
+enum State {
+    Building(Builder),
+    Live(Layout),
+}
+
+struct Region {
+    context: u32,
+    pd: u32,
+    access: u32,
+    iova: u64,
+    length: u64,
+    entries: u32,
+    state: State,
+}
+
+// SAFETY: the addresses name guest RAM, which any thread may access by the functions of `access`; the device that owns them is itself
+// used by one thread at a time.
+unsafe impl Send for Region {}
+
+/// Extents up to this many are searched faster than a page table is read.
+const FEW_EXTENTS: usize = 8;
+
+/// All memory regions of a device.
+pub struct Memory {
+    regions: Slab<Region>,
+    max_mr_size: u64,
+    /// List entries that may still be registered: bounds the host memory that a driver can make the device use.
+    entries_left: u64,
+    scratch: Vec<Segment>,
+}
+
+impl Memory {
+    /// No regions; up to `max_mr` of `max_mr_size` bytes, with `max_entries` list entries between them.
+    pub fn new(max_mr: u32, max_mr_size: u64, max_entries: u64) -> Self {
+        Memory {
+            regions: Slab::new(HandleLayout::KEY, max_mr),
+            max_mr_size,
+            entries_left: max_entries,
+            scratch: Vec::new(),
+        }
+    }
+
+    /// Regions that exist.
+    pub fn len(&self) -> u32 {
+        self.regions.len()
+    }
+
+    /// Whether there are no regions.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Starts a registration; it can be used after [`Memory::commit`]. The caller has checked the PD. Returns the key.
+    ///
+    /// # Errors
+    /// `Invalid` when the request contradicts itself, `NoResource` at a limit.
+    pub fn register(&mut self, request: &RegionRequest) -> Result<u32, Status> {
+        check_request(request, self.max_mr_size)?;
+        if u64::from(request.total_entries) > self.entries_left || !self.regions.has_room() {
+            return Err(Status::NoResource);
+        }
+        let builder = Builder {
+            page_shift: request.page_shift,
+            extents: request.extents,
+            skip: request.offset,
+            entries_left: request.total_entries,
+            covered: 0,
+            split: false,
+            pieces: Vec::new(),
+            end: std::ptr::null_mut(),
+            offset: request.offset,
+        };
+        let key = self
+            .regions
+            .insert_with(|_| Region {
+                context: request.context,
+                pd: request.pd,
+                access: request.access,
+                iova: request.iova,
+                length: request.length,
+                entries: request.total_entries,
+                state: State::Building(builder),
+            })
+            .ok_or(Status::NoResource)?;
+        self.entries_left -= u64::from(request.total_entries);
+        Ok(key)
+    }
+
+    /// Whether the region's list has extents; for the decoding of MR_APPEND.
+    ///
+    /// # Errors
+    /// `NotFound`, `Denied` for another owner's, `BadState` when the list is committed.
+    pub fn takes_extents(&self, context: u32, key: u32) -> Result<bool, Status> {
+        let region = self.regions.get(key).ok_or(Status::NotFound)?;
+        if region.context != context {
+            return Err(Status::Denied);
+        }
+        match &region.state {
+            State::Building(builder) => Ok(builder.extents),
+            State::Live(_) => Err(Status::BadState),
+        }
+    }
+
+    /// Adds entries to the list of a region. On an error the region is as it was before.
+    ///
+    /// # Errors
+    /// As [`Memory::takes_extents`]; `Invalid` for more entries than announced or more bytes than the region has, `BadAddress` for an entry
+    /// that is not aligned or not RAM.
+    pub fn append(
+        &mut self,
+        dma: &dyn DmaSpace,
+        context: u32,
+        key: u32,
+        entries: &mut dyn ExactSizeIterator<Item = RegionEntry>,
+    ) -> Result<(), Status> {
+        self.takes_extents(context, key)?;
+        let region = self.regions.get_mut(key).ok_or(Status::NotFound)?;
+        let State::Building(builder) = &mut region.state else {
+            return Err(Status::BadState);
+        };
+        if entries.len() > builder.entries_left as usize {
+            return Err(Status::Invalid);
+        }
+        let before = (
+            builder.pieces.len(),
+            builder.skip,
+            builder.entries_left,
+            builder.covered,
+            builder.split,
+            builder.end,
+        );
+        let result = builder.extend(dma, region.length, entries, &mut self.scratch);
+        if result.is_err() {
+            builder.pieces.truncate(before.0);
+            (
+                _,
+                builder.skip,
+                builder.entries_left,
+                builder.covered,
+                builder.split,
+                builder.end,
+            ) = before;
+        }
+        result
+    }
+
+    /// Makes a region usable.
+    ///
+    /// # Errors
+    /// As [`Memory::takes_extents`]; `InProgress` when the list is shorter than announced, `Invalid` when it does not cover the length.
+    pub fn commit(&mut self, context: u32, key: u32) -> Result<(), Status> {
+        self.takes_extents(context, key)?;
+        let region = self.regions.get_mut(key).ok_or(Status::NotFound)?;
+        let State::Building(builder) = &mut region.state else {
+            return Err(Status::BadState);
+        };
+        if builder.entries_left > 0 {
+            return Err(Status::InProgress);
+        }
+        if builder.covered != region.length {
+            return Err(Status::Invalid);
+        }
+        let layout = builder.finish(region.length);
+        region.state = State::Live(layout);
+        Ok(())
+    }
+
+    /// Who owns the region and its PD.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub fn owner(&self, key: u32) -> Result<(u32, u32), Status> {
+        let region = self.regions.get(key).ok_or(Status::NotFound)?;
+        Ok((region.context, region.pd))
+    }
+
+    /// Ends a registration. The caller has seen to it that no [`Segment`] of it is left. Returns its PD.
+    ///
+    /// # Errors
+    /// `NotFound`, `Denied` for another owner's.
+    pub fn deregister(&mut self, context: u32, key: u32) -> Result<u32, Status> {
+        let (owner, pd) = self.owner(key)?;
+        if owner != context {
+            return Err(Status::Denied);
+        }
+        if let Some(region) = self.regions.remove(key) {
+            self.entries_left += u64::from(region.entries);
+        }
+        Ok(pd)
+    }
+
+    /// Keys of the regions of a context.
+    pub fn owned_by(&self, context: u32) -> Vec<u32> {
+        self.regions
+            .iter()
+            .filter(|(_, region)| region.context == context)
+            .map(|(key, _)| key)
+            .collect()
+    }
+
+    /// Finds the region and the offset in it, after all checks.
+    #[inline]
+    fn find(
+        &self,
+        key: u32,
+        pd: u32,
+        context: u32,
+        asked: u32,
+        addr: u64,
+        len: u64,
+    ) -> Result<(&Region, &Layout, u64), Refusal> {
+        let region = self.regions.get(key).ok_or(Refusal::NotFound)?;
+        let State::Live(layout) = &region.state else {
+            return Err(Refusal::NotFound);
+        };
+        if region.pd != pd || region.context != context {
+            return Err(Refusal::Owner);
+        }
+        if region.access & asked != asked {
+            return Err(Refusal::Access);
+        }
+        // An address below the region wraps to an offset that no region reaches.
+        let offset = addr.wrapping_sub(region.iova);
+        if offset > region.length || len > region.length - offset {
+            return Err(Refusal::Range);
+        }
+        Ok((region, layout, offset))
+    }
+
+    /// Whether an access is allowed; as [`Memory::resolve`] without the segments.
+    #[inline]
+    pub fn check(
+        &self,
+        key: u32,
+        pd: u32,
+        context: u32,
+        asked: u32,
+        addr: u64,
+        len: u64,
+    ) -> Result<(), Refusal> {
+        self.find(key, pd, context, asked, addr, len).map(|_| ())
+    }
+
+    /// Pushes the guest memory of `len` bytes at `addr` in region `key` onto `out`, if a queue of `pd` and `context` may access it in all the
+    /// ways `asked` ([`access`] bits; 0 is a local read). A refusal pushes nothing. Length 0 is checked like any other and pushes nothing; an
+    /// SGE or remote request of length 0 names no memory, so its key need not be looked up at all.
+    #[inline]
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "all of what section 4.4 has the device check at every use"
+    )]
+    pub fn resolve(
+        &self,
+        key: u32,
+        pd: u32,
+        context: u32,
+        asked: u32,
+        addr: u64,
+        len: u64,
+        out: &mut Vec<Segment>,
+    ) -> Result<(), Refusal> {
+        let (region, layout, offset) = self.find(key, pd, context, asked, addr, len)?;
+        if len > 0 {
+            layout.push(region.length, offset, len, out);
+        }
+        Ok(())
+    }
+}
+
+/// Checks what of a request can be checked without its list.
+fn check_request(request: &RegionRequest, max_mr_size: u64) -> Result<(), Status> {
+    let needs_local = access::REMOTE_WRITE | access::REMOTE_ATOMIC;
+    if request.access & !access::ALL != 0
+        || (request.access & needs_local != 0 && request.access & access::LOCAL_WRITE == 0)
+    {
+        return Err(Status::Invalid);
+    }
+    if request.length == 0 {
+        let empty = request.total_entries == 0 && request.offset == 0;
+        return if empty { Ok(()) } else { Err(Status::Invalid) };
+    }
+    if request.length > max_mr_size || request.iova.checked_add(request.length - 1).is_none() {
+        return Err(Status::Invalid);
+    }
+    if request.extents {
+        // At least a byte for each entry.
+        if request.total_entries == 0 || u64::from(request.total_entries) > request.length {
+            return Err(Status::Invalid);
+        }
+        return Ok(());
+    }
+    if !(12..=30).contains(&request.page_shift) || request.offset >= 1 << request.page_shift {
+        return Err(Status::Invalid);
+    }
+    let bytes = request
+        .offset
+        .checked_add(request.length)
+        .ok_or(Status::Invalid)?;
+    if bytes.div_ceil(1 << request.page_shift) != u64::from(request.total_entries) {
+        return Err(Status::Invalid);
+    }
+    Ok(())
+}
+
+impl Builder {
+    fn extend(
+        &mut self,
+        dma: &dyn DmaSpace,
+        length: u64,
+        entries: &mut dyn ExactSizeIterator<Item = RegionEntry>,
+        scratch: &mut Vec<Segment>,
+    ) -> Result<(), Status> {
+        for entry in entries {
+            let size = if self.extents {
+                entry.length
+            } else {
+                1 << self.page_shift
+            };
+            if !self.extents && entry.address & (size - 1) != 0 {
+                return Err(Status::BadAddress);
+            }
+            // The offset lies inside the first entry, and every entry is used.
+            if self.skip >= size || self.covered == length {
+                return Err(Status::Invalid);
+            }
+            let start = entry
+                .address
+                .checked_add(self.skip)
+                .ok_or(Status::BadAddress)?;
+            let used = (size - self.skip).min(length - self.covered);
+            scratch.clear();
+            if !dma.translate(start, used, scratch) {
+                return Err(Status::BadAddress);
+            }
+            self.split |= scratch.len() != 1;
+            let mut at = self.covered;
+            for segment in scratch.iter() {
+                if self.pieces.is_empty() || self.end != segment.base {
+                    self.pieces.push(Extent {
+                        start: at,
+                        base: segment.base,
+                    });
+                }
+                self.end = segment.base.wrapping_add(segment.len);
+                at += segment.len as u64;
+            }
+            self.covered += used;
+            self.skip = 0;
+            self.entries_left -= 1;
+        }
+        Ok(())
+    }
+
+    /// Chooses the layout that is fastest to look up in.
+    fn finish(&mut self, length: u64) -> Layout {
+        let pieces = std::mem::take(&mut self.pieces);
+        if pieces.len() <= 1 {
+            // Without a piece the length is 0 and the address is never used.
+            return Layout::Contiguous(pieces.first().map_or(std::ptr::null_mut(), |p| p.base));
+        }
+        if self.extents || self.split || pieces.len() <= FEW_EXTENTS {
+            return Layout::Extents(pieces.into_boxed_slice());
+        }
+        let pages = (self.offset + length).div_ceil(1 << self.page_shift);
+        if pages > 4 * pieces.len() as u64 {
+            return Layout::Extents(pieces.into_boxed_slice());
+        }
+        let page = 1_u64 << self.page_shift;
+        let mut piece = 0;
+        let bases = (0..pages)
+            .map(|n| {
+                // The first page's base is that of its first byte, used or not: it is only ever used with the offset added.
+                let start = (n * page).saturating_sub(self.offset);
+                while pieces
+                    .get(piece + 1)
+                    .is_some_and(|next| next.start <= start)
+                {
+                    piece += 1;
+                }
+                let base = pieces[piece]
+                    .base
+                    .wrapping_add((start - pieces[piece].start) as usize);
+                if n == 0 {
+                    base.wrapping_sub(self.offset as usize)
+                } else {
+                    base
+                }
+            })
+            .collect();
+        Layout::Pages {
+            shift: self.page_shift,
+            offset: self.offset,
+            bases,
+        }
+    }
+}
+
+impl Layout {
+    /// Pushes `len` bytes at `offset` of a region of `length` bytes; the range was checked.
+    #[inline]
+    fn push(&self, length: u64, offset: u64, len: u64, out: &mut Vec<Segment>) {
+        match self {
+            Layout::Contiguous(base) => {
+                push_segment(out, base.wrapping_add(offset as usize), len as usize);
+            }
+            Layout::Pages {
+                shift,
+                offset: first,
+                bases,
+            } => {
+                let page = 1_u64 << shift;
+                let (mut at, mut left) = (offset + first, len);
+                while left > 0 {
+                    let within = at & (page - 1);
+                    let n = left.min(page - within);
+                    let base = bases[(at >> shift) as usize].wrapping_add(within as usize);
+                    push_segment(out, base, n as usize);
+                    at += n;
+                    left -= n;
+                }
+            }
+            Layout::Extents(extents) => {
+                let mut i = extents.partition_point(|e| e.start <= offset) - 1;
+                let (mut at, mut left) = (offset, len);
+                while left > 0 {
+                    let end = extents.get(i + 1).map_or(length, |next| next.start);
+                    let n = left.min(end - at);
+                    let base = extents[i]
+                        .base
+                        .wrapping_add((at - extents[i].start) as usize);
+                    push_segment(out, base, n as usize);
+                    at += n;
+                    left -= n;
+                    i += 1;
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,278 @@
+//! The objects of a device: who owns them, what refers to them, how long they live. Decided here and nowhere else.
+//!
+//! An object belongs to a context; a reference to another context's object is refused. What others refer to cannot be destroyed, except by the
+//! end of its context, which ends all that it owns in the order of dependency.
+
+use std::sync::Arc;
+
+use crate::rdma::events::Events;
+use crate::rdma::limits::Limits;
+use crate::rdma::memory::{DmaSpace, Memory, RingMemory};
+use crate::rdma::stats::Stats;
+use crate::rdma::wire::{AddGidBody, QpAttributesBody, Status};
+
+pub mod context;
+pub mod cq;
+pub mod gid;
+pub mod qp;
+pub mod queue;
+pub(crate) mod slab;
+pub mod state;
+
+pub use context::{Contexts, KERNEL};
+pub use cq::{Cqs, Overflow};
+pub use gid::{GidEntry, GidTable};
+pub use qp::{Qp, QpAttributes, QpCaps, Qps};
+pub use queue::{Kick, ReceiveQueue, ReceiveWqe, RingFault, RingPlace, SendQueue, kick_fence};
+pub use state::{QpKind, QpState};
+
+use context::Pd;
+use cq::CqRequest;
+use slab::{HandleLayout, Slab};
+
+/// What CREATE_QP asks for; its memory is mapped and its places are checked.
+pub(crate) struct QpRequest {
+    pub context: u32,
+    pub pd: u32,
+    pub kind: QpKind,
+    pub send_cq: u32,
+    pub recv_cq: u32,
+    pub sq_sig_all: bool,
+    pub caps: QpCaps,
+    pub memory: RingMemory,
+    pub control: u64,
+    pub sq: RingPlace,
+    pub rq: RingPlace,
+}
+
+/// All objects of a device. The parts are used side by side by the engine.
+pub struct Objects {
+    /// What may be created.
+    pub limits: Limits,
+    /// Feature bits that were negotiated.
+    pub features: u64,
+    /// User contexts.
+    pub contexts: Contexts,
+    pds: Slab<Pd>,
+    /// Memory regions.
+    pub memory: Memory,
+    /// Completion queues.
+    pub cqs: Cqs,
+    /// Queue pairs.
+    pub qps: Qps,
+    /// Our addresses.
+    pub gids: GidTable,
+    /// Asynchronous events that wait.
+    pub events: Events,
+    /// Counters.
+    pub stats: Arc<Stats>,
+    dma: Arc<dyn DmaSpace>,
+}
+
+impl Objects {
+    /// No objects.
+    pub(crate) fn new(
+        limits: Limits,
+        features: u64,
+        dma: Arc<dyn DmaSpace>,
+        stats: Arc<Stats>,
+    ) -> Self {
+        Objects {
+            features,
+            contexts: Contexts::new(limits.contexts),
+            pds: Slab::new(HandleLayout::index_low(1, limits.pds, 32), limits.pds),
+            memory: Memory::new(limits.mrs, limits.mr_size, limits.mr_entries),
+            cqs: Cqs::new(limits.cqs, stats.clone()),
+            qps: Qps::new(limits.qps),
+            gids: GidTable::new(limits.gids),
+            events: Events::default(),
+            stats,
+            dma,
+            limits,
+        }
+    }
+
+    /// Guest memory by DMA address, for registrations.
+    pub(crate) fn dma(&self) -> Arc<dyn DmaSpace> {
+        self.dma.clone()
+    }
+
+    /// Fills a slot of the GID table.
+    pub(crate) fn add_gid(&mut self, body: &AddGidBody) -> Result<(), Status> {
+        self.gids.add(body)
+    }
+
+    /// Makes a protection domain.
+    pub(crate) fn create_pd(&mut self, context: u32) -> Result<u32, Status> {
+        self.pds
+            .insert_with(|_| Pd { context, users: 0 })
+            .ok_or(Status::NoResource)
+    }
+
+    /// Ends a protection domain that nothing is in.
+    pub(crate) fn destroy_pd(&mut self, context: u32, handle: u32) -> Result<(), Status> {
+        self.check_pd(context, handle)?;
+        if self.pds.get(handle).is_some_and(|pd| pd.users > 0) {
+            return Err(Status::Busy);
+        }
+        self.pds.remove(handle);
+        Ok(())
+    }
+
+    /// Whether a context may refer to a protection domain.
+    pub(crate) fn check_pd(&self, context: u32, handle: u32) -> Result<(), Status> {
+        check_owner(context, self.pds.get(handle).map(|pd| pd.context))
+    }
+
+    /// Counts a reference to a protection domain, or counts one off.
+    pub(crate) fn hold_pd(&mut self, handle: u32) {
+        if let Some(pd) = self.pds.get_mut(handle) {
+            pd.users += 1;
+        }
+    }
+
+    pub(crate) fn release_pd(&mut self, handle: u32) {
+        if let Some(pd) = self.pds.get_mut(handle) {
+            pd.users = pd.users.saturating_sub(1);
+        }
+    }
+
+    /// Makes a completion queue.
+    pub(crate) fn create_cq(&mut self, request: CqRequest) -> Result<u32, Status> {
+        self.cqs.create(request).ok_or(Status::NoResource)
+    }
+
+    /// Whether a context may refer to a completion queue.
+    pub(crate) fn check_cq(&self, context: u32, cqn: u32) -> Result<(), Status> {
+        check_owner(context, self.cqs.owner(cqn))
+    }
+
+    /// Ends a completion queue that no QP refers to.
+    pub(crate) fn destroy_cq(&mut self, context: u32, cqn: u32) -> Result<(), Status> {
+        self.check_cq(context, cqn)?;
+        if self.cqs.users(cqn) > 0 {
+            return Err(Status::Busy);
+        }
+        self.cqs.destroy(cqn, &mut self.events);
+        Ok(())
+    }
+
+    /// Makes a queue pair in RESET.
+    pub(crate) fn create_qp(&mut self, request: QpRequest) -> Result<u32, Status> {
+        self.check_pd(request.context, request.pd)?;
+        self.check_cq(request.context, request.send_cq)?;
+        self.check_cq(request.context, request.recv_cq)?;
+        let memory = Arc::new(request.memory);
+        let stats = &self.stats;
+        let qpn = self
+            .qps
+            .table
+            .insert_with(|qpn| {
+                Box::new(Qp {
+                    qpn,
+                    context: request.context,
+                    pd: request.pd,
+                    kind: request.kind,
+                    state: QpState::Reset,
+                    attrs: QpAttributes::default(),
+                    caps: request.caps,
+                    sq_sig_all: request.sq_sig_all,
+                    send_cq: request.send_cq,
+                    recv_cq: request.recv_cq,
+                    sq: SendQueue::new(memory.clone(), request.sq, request.control),
+                    rq: ReceiveQueue::new(
+                        memory.clone(),
+                        request.rq,
+                        request.control,
+                        request.caps.max_recv_sge,
+                    ),
+                    kick: Kick::new(memory, request.control),
+                    stats: stats.add_qp(qpn),
+                    transport: Default::default(),
+                    raised: Default::default(),
+                })
+            })
+            .ok_or(Status::NoResource)?;
+        self.hold_pd(request.pd);
+        self.cqs.hold(request.send_cq);
+        self.cqs.hold(request.recv_cq);
+        self.contexts.add_qp(request.context, qpn);
+        Ok(qpn)
+    }
+
+    /// Whether a context may refer to a queue pair.
+    pub(crate) fn check_qp(&self, context: u32, qpn: u32) -> Result<(), Status> {
+        check_owner(context, self.qps.get(qpn).map(|qp| qp.context))
+    }
+
+    /// Changes a queue pair. Returns the states before and after. On an error nothing has changed.
+    pub(crate) fn modify_qp(
+        &mut self,
+        context: u32,
+        body: &QpAttributesBody,
+    ) -> Result<(QpState, QpState), Status> {
+        let qpn = body.qpn.get();
+        self.check_qp(context, qpn)?;
+        let qp = self.qps.table.get_mut(qpn).ok_or(Status::NotFound)?;
+        let old = qp.modify(body, &self.limits, &self.gids, &mut self.events)?;
+        Ok((old, qp.state))
+    }
+
+    /// The attributes of a queue pair.
+    pub(crate) fn query_qp(&self, context: u32, qpn: u32) -> Result<QpAttributesBody, Status> {
+        self.check_qp(context, qpn)?;
+        Ok(self.qps.get(qpn).ok_or(Status::NotFound)?.describe())
+    }
+
+    /// Takes out a queue pair that the engine has let go of, and all references it held.
+    pub(crate) fn remove_qp(&mut self, qpn: u32) {
+        let Some(mut qp) = self.qps.table.remove(qpn) else {
+            return;
+        };
+        self.events.forget(&mut qp.raised, qpn);
+        self.release_pd(qp.pd);
+        self.cqs.release(qp.send_cq);
+        self.cqs.release(qp.recv_cq);
+        self.contexts.remove_qp(qp.context, qpn);
+        self.stats.remove_qp(qpn);
+    }
+
+    /// Takes out all that a context owns but its QPs, which are gone already, and the context. Returns its doorbell page.
+    pub(crate) fn remove_context(&mut self, context: u32) -> Option<u32> {
+        for cqn in self.cqs.owned_by(context) {
+            self.cqs.destroy(cqn, &mut self.events);
+        }
+        for key in self.memory.owned_by(context) {
+            // Cannot fail: the key is the context's own.
+            let _ = self.memory.deregister(context, key);
+        }
+        let pds: Vec<u32> = self
+            .pds
+            .iter()
+            .filter(|(_, pd)| pd.context == context)
+            .map(|(handle, _)| handle)
+            .collect();
+        for pd in pds {
+            self.pds.remove(pd);
+        }
+        self.contexts.remove(context)
+    }
+
+    /// The QPs bound to a completion queue.
+    pub(crate) fn qps_of_cq(&self, cqn: u32) -> Vec<u32> {
+        self.qps
+            .iter()
+            .filter(|qp| qp.send_cq == cqn || qp.recv_cq == cqn)
+            .map(|qp| qp.qpn)
+            .collect()
+    }
+}
+
+/// Whether a context may refer to an object of this owner.
+fn check_owner(context: u32, owner: Option<u32>) -> Result<(), Status> {
+    match owner {
+        None => Err(Status::NotFound),
+        Some(owner) if owner != context => Err(Status::Denied),
+        Some(_) => Ok(()),
+    }
+}

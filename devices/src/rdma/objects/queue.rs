@@ -1,0 +1,278 @@
+//! Send and receive rings, and the flags by which a QP asks to be woken: sections 5 and 6.
+
+use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
+
+use zerocopy::{FromZeros, IntoBytes};
+
+use crate::rdma::memory::{RingMemory, access};
+use crate::rdma::wire::{ReceiveWqeHeader, SendWqeHeader, Sge, kick, qp_control, vendor_err};
+
+/// A producer index that the ring cannot hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a producer index is more than the ring's size ahead")]
+pub struct RingFault;
+
+/// The place of a ring in a queue's memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RingPlace {
+    /// Of element 0.
+    pub offset: u64,
+    /// Elements, a power of two; 0 for none.
+    pub entries: u32,
+    /// Bytes of an element, a power of two.
+    pub stride: u32,
+}
+
+impl RingPlace {
+    /// Bytes of the ring.
+    pub fn bytes(&self) -> u64 {
+        u64::from(self.entries) * u64::from(self.stride)
+    }
+
+    /// Offset of the element with a free-running index. The ring must have entries.
+    #[inline]
+    fn element(&self, index: u32) -> u64 {
+        let slot = index & self.entries.wrapping_sub(1);
+        self.offset + u64::from(slot) * u64::from(self.stride)
+    }
+}
+
+/// A ring that a process fills.
+struct Ring {
+    memory: Arc<RingMemory>,
+    place: RingPlace,
+    /// Offset of the producer index.
+    producer: u64,
+}
+
+impl Ring {
+    /// The producer index, checked against the first element that is not taken.
+    #[inline]
+    fn produced(&self, taken: u32) -> Result<u32, RingFault> {
+        if self.place.entries == 0 {
+            return Ok(taken);
+        }
+        // SAFETY: the control block lies inside the registered memory (checked at creation) at a multiple of 64, and an index at a multiple
+        // of 64 from there.
+        let producer = unsafe { access::load32(self.memory.at(self.producer)) };
+        if producer.wrapping_sub(taken) > self.place.entries {
+            return Err(RingFault);
+        }
+        Ok(producer)
+    }
+
+    /// Copies `out.len()` bytes of an element, from `from` on.
+    #[inline]
+    fn copy(&self, index: u32, from: usize, out: &mut [u8]) {
+        let stride = self.place.stride as usize;
+        assert!(self.place.entries > 0 && from <= stride && out.len() <= stride - from);
+        let at = self.memory.at(self.place.element(index));
+        // SAFETY: the ring lies inside the registered memory, its stride divides 4096 and its offset is a multiple of the stride (checked at
+        // creation), so that an element is in one piece; `from` and the length stay inside it, as just asserted.
+        unsafe { access::read(at.wrapping_add(from), out) };
+    }
+}
+
+/// A send queue as the device reads it. The device's own index lives with the transport.
+pub struct SendQueue {
+    ring: Ring,
+}
+
+impl SendQueue {
+    /// A queue in memory that holds it.
+    pub(crate) fn new(memory: Arc<RingMemory>, place: RingPlace, control: u64) -> Self {
+        SendQueue {
+            ring: Ring {
+                memory,
+                place,
+                producer: control + qp_control::SQ_PRODUCER,
+            },
+        }
+    }
+
+    /// Elements of the ring.
+    pub fn entries(&self) -> u32 {
+        self.ring.place.entries
+    }
+
+    /// The free-running index of the next WQE that the process will fill; `taken` is that of the first one which the device has not
+    /// taken.
+    ///
+    /// # Errors
+    /// When the index cannot be: the QP has to fail.
+    #[inline]
+    pub fn pending(&self, taken: u32) -> Result<u32, RingFault> {
+        self.ring.produced(taken)
+    }
+
+    /// A copy of the first 64 bytes of a WQE.
+    #[inline]
+    pub fn header(&self, index: u32) -> SendWqeHeader {
+        let mut header = SendWqeHeader::new_zeroed();
+        self.ring.copy(index, 0, header.as_mut_bytes());
+        header
+    }
+
+    /// A copy of an SGE. `position` must be below the QP's `max_send_sge`.
+    #[inline]
+    pub fn sge(&self, index: u32, position: u16) -> Sge {
+        let mut sge = Sge::new_zeroed();
+        let from = size_of::<SendWqeHeader>() + usize::from(position) * size_of::<Sge>();
+        self.ring.copy(index, from, sge.as_mut_bytes());
+        sge
+    }
+
+    /// Appends a copy of the first `length` inline bytes, at most the QP's `max_inline`, to `out`.
+    pub fn inline(&self, index: u32, length: u32, out: &mut Vec<u8>) {
+        let start = out.len();
+        out.resize(start + length as usize, 0);
+        self.ring
+            .copy(index, size_of::<SendWqeHeader>(), &mut out[start..]);
+    }
+}
+
+/// A receive, copied from its ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReceiveWqe {
+    /// Echoed in the CQE.
+    pub wr_id: u64,
+    /// Free-running index.
+    pub index: u32,
+    /// A `vendor_err` when the WQE cannot be used: it is consumed and fails.
+    pub fault: Option<u32>,
+}
+
+/// A receive queue as the device reads it.
+pub struct ReceiveQueue {
+    ring: Ring,
+    max_sge: u32,
+    taken: u32,
+    produced: u32,
+}
+
+impl ReceiveQueue {
+    /// A queue in memory that holds it.
+    pub(crate) fn new(
+        memory: Arc<RingMemory>,
+        place: RingPlace,
+        control: u64,
+        max_sge: u32,
+    ) -> Self {
+        ReceiveQueue {
+            ring: Ring {
+                memory,
+                place,
+                producer: control + qp_control::RQ_PRODUCER,
+            },
+            max_sge,
+            taken: 0,
+            produced: 0,
+        }
+    }
+
+    /// Elements of the ring.
+    pub fn entries(&self) -> u32 {
+        self.ring.place.entries
+    }
+
+    /// Back to index 0.
+    pub(crate) fn reset(&mut self) {
+        (self.taken, self.produced) = (0, 0);
+    }
+
+    /// Whether a receive is posted.
+    ///
+    /// # Errors
+    /// When the producer index cannot be: the QP has to fail.
+    #[inline]
+    pub fn is_ready(&mut self) -> Result<bool, RingFault> {
+        if self.taken == self.produced {
+            self.produced = self.ring.produced(self.taken)?;
+        }
+        Ok(self.taken != self.produced)
+    }
+
+    /// Takes the next receive and puts its SGEs in place of what is in `sges`; none when it has a `fault`. None when none is posted.
+    ///
+    /// # Errors
+    /// As [`ReceiveQueue::is_ready`].
+    pub fn next(&mut self, sges: &mut Vec<Sge>) -> Result<Option<ReceiveWqe>, RingFault> {
+        if !self.is_ready()? {
+            return Ok(None);
+        }
+        let index = self.taken;
+        self.taken = index.wrapping_add(1);
+        let mut header = ReceiveWqeHeader::new_zeroed();
+        self.ring.copy(index, 0, header.as_mut_bytes());
+        let mut wqe = ReceiveWqe {
+            wr_id: header.wr_id.get(),
+            index,
+            fault: None,
+        };
+        sges.clear();
+        let count = u32::from(header.num_sge.get());
+        if count > self.max_sge {
+            wqe.fault = Some(vendor_err::SGE_COUNT);
+            return Ok(Some(wqe));
+        }
+        for position in 0..count as usize {
+            let mut sge = Sge::new_zeroed();
+            let from = size_of::<ReceiveWqeHeader>() + position * size_of::<Sge>();
+            self.ring.copy(index, from, sge.as_mut_bytes());
+            sges.push(sge);
+        }
+        Ok(Some(wqe))
+    }
+}
+
+/// The flags by which the device asks for a doorbell. Set in a new QP, and cleared while the device looks at its queues anyway.
+pub struct Kick {
+    memory: Arc<RingMemory>,
+    offset: u64,
+    bits: u32,
+}
+
+impl Kick {
+    /// The flags of a new QP, all set.
+    pub(crate) fn new(memory: Arc<RingMemory>, control: u64) -> Self {
+        let mut flags = Kick {
+            memory,
+            offset: control + qp_control::FLAGS,
+            bits: 0,
+        };
+        flags.set(kick::SQ | kick::RQ);
+        flags
+    }
+
+    /// Asks for doorbells ([`kick`] bits). Before the queue is left alone, a fence ([`kick_fence`]) and another look at its producer must
+    /// follow.
+    pub fn set(&mut self, bits: u32) {
+        self.store(self.bits | bits);
+    }
+
+    /// Wants no doorbells for now.
+    pub fn clear(&mut self, bits: u32) {
+        self.store(self.bits & !bits);
+    }
+
+    /// The bits that are set.
+    pub fn bits(&self) -> u32 {
+        self.bits
+    }
+
+    #[inline]
+    fn store(&mut self, bits: u32) {
+        if bits != self.bits {
+            self.bits = bits;
+            // SAFETY: the control block lies inside the registered memory at a multiple of 64 (checked at creation), and the flags at a
+            // multiple of 64 from there.
+            unsafe { access::store32(self.memory.at(self.offset), bits) };
+        }
+    }
+}
+
+/// Orders the flags set so far before the producers read from now on; its counterpart is the fence of the process that posts.
+pub fn kick_fence() {
+    fence(Ordering::SeqCst);
+}

@@ -1,0 +1,226 @@
+//! Counters: of the device, of each QP, of each peer. They are written by the device's thread alone and read by any.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use serde::{Deserialize, Serialize};
+
+/// A counter with one writer.
+#[derive(Debug, Default)]
+pub struct Counter(AtomicU64);
+
+impl Counter {
+    /// Adds. Only the thread that owns the device may call it: it costs no locked instruction that way.
+    #[inline]
+    pub fn add(&self, n: u64) {
+        let now = self.0.load(Ordering::Relaxed);
+        self.0.store(now.wrapping_add(n), Ordering::Relaxed);
+    }
+
+    /// The count now.
+    pub fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+macro_rules! counters {
+    ($(#[$doc:meta])* $name:ident, $snapshot:ident { $($(#[$field_doc:meta])* $field:ident,)* }) => {
+        $(#[$doc])*
+        #[derive(Debug, Default)]
+        pub struct $name {
+            $($(#[$field_doc])* pub $field: Counter,)*
+        }
+
+        /// The same at one moment.
+        #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+        pub struct $snapshot {
+            $($(#[$field_doc])* pub $field: u64,)*
+        }
+
+        impl $name {
+            /// All counts now. They move while they are read; each one is exact.
+            pub fn snapshot(&self) -> $snapshot {
+                $snapshot { $($field: self.$field.get(),)* }
+            }
+
+            /// All counts now, in the order of their declaration.
+            pub fn values(&self) -> Vec<u64> {
+                vec![$(self.$field.get(),)*]
+            }
+        }
+    };
+}
+
+counters! {
+    /// Counters of a device, in the order of section 4.9.
+    DeviceCounters, DeviceSnapshot {
+        /// Messages sent and acknowledged, or asked of the peer and answered.
+        tx_messages,
+        /// Their bytes.
+        tx_bytes,
+        /// Messages taken in whole.
+        rx_messages,
+        /// Their bytes.
+        rx_bytes,
+        /// CQEs written.
+        completions,
+        /// RNR NAKs sent.
+        rnr_nak_sent,
+        /// RNR NAKs received.
+        rnr_nak_received,
+        /// Messages sent again.
+        retries,
+        /// Requester timers that ran out.
+        timeouts,
+        /// Accesses that were refused.
+        access_errors,
+        /// CQs that overflowed.
+        cq_overflows,
+        /// CQEs with the status WR_FLUSH_ERR.
+        flushed,
+        /// Frames received and thrown away.
+        rx_discarded,
+        /// Messages or completions dropped where the verbs promise delivery.
+        lost,
+    }
+}
+
+counters! {
+    /// Counters of a QP.
+    QpCounters, QpSnapshot {
+        /// Messages sent and acknowledged, or asked of the peer and answered.
+        tx_messages,
+        /// Their bytes.
+        tx_bytes,
+        /// Messages taken in whole.
+        rx_messages,
+        /// Their bytes.
+        rx_bytes,
+        /// Messages sent again.
+        retries,
+        /// RNR NAKs received.
+        rnr_nak_received,
+        /// Requester timers that ran out.
+        timeouts,
+    }
+}
+
+counters! {
+    /// Counters of a peer, kept by the fabric.
+    PeerCounters, PeerSnapshot {
+        /// Frames sent.
+        tx_frames,
+        /// Bytes sent, headers included.
+        tx_bytes,
+        /// Frames received.
+        rx_frames,
+        /// Bytes received, headers included.
+        rx_bytes,
+        /// Links that came up.
+        links_up,
+        /// Links that were lost.
+        links_lost,
+        /// Ethernet frames sent.
+        ethernet_tx,
+        /// Ethernet frames received.
+        ethernet_rx,
+        /// Ethernet frames dropped because a queue was full.
+        ethernet_dropped,
+    }
+}
+
+/// All counters of a device, shared with whoever shows them.
+#[derive(Debug, Default)]
+pub struct Stats {
+    /// The device's.
+    pub device: DeviceCounters,
+    qps: Mutex<BTreeMap<u32, Arc<QpCounters>>>,
+    peers: Mutex<BTreeMap<String, Arc<PeerCounters>>>,
+}
+
+/// All counters at one moment; what `longarm stats` prints.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StatsSnapshot {
+    /// The device's.
+    pub device: DeviceSnapshot,
+    /// By QPN, of the QPs that exist.
+    pub qps: BTreeMap<u32, QpSnapshot>,
+    /// By what the fabric calls the peer.
+    pub peers: BTreeMap<String, PeerSnapshot>,
+}
+
+impl StatsSnapshot {
+    /// What was lost; anything but 0 makes a measurement worthless.
+    pub fn losses(&self) -> u64 {
+        self.device.lost + self.device.cq_overflows
+    }
+}
+
+impl Stats {
+    /// Counters for a new QP.
+    pub(crate) fn add_qp(&self, qpn: u32) -> Arc<QpCounters> {
+        let counters = Arc::new(QpCounters::default());
+        let mut qps = self.qps.lock().unwrap_or_else(PoisonError::into_inner);
+        qps.insert(qpn, counters.clone());
+        counters
+    }
+
+    /// The QP is gone.
+    pub(crate) fn remove_qp(&self, qpn: u32) {
+        let mut qps = self.qps.lock().unwrap_or_else(PoisonError::into_inner);
+        qps.remove(&qpn);
+    }
+
+    /// Shows the counters of a peer under a name, from now on.
+    pub fn add_peer(&self, name: String, counters: Arc<PeerCounters>) {
+        let mut peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
+        peers.insert(name, counters);
+    }
+
+    /// All counters now.
+    pub fn snapshot(&self) -> StatsSnapshot {
+        let qps = self.qps.lock().unwrap_or_else(PoisonError::into_inner);
+        let qps = qps.iter().map(|(qpn, c)| (*qpn, c.snapshot())).collect();
+        let peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
+        let peers = peers
+            .iter()
+            .map(|(name, c)| (name.clone(), c.snapshot()))
+            .collect();
+        StatsSnapshot {
+            device: self.device.snapshot(),
+            qps,
+            peers,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_device_counters_come_in_the_order_of_the_specification() {
+        let stats = Stats::default();
+        stats.device.tx_messages.add(1);
+        stats.device.flushed.add(12);
+        stats.device.lost.add(14);
+        let values = stats.device.values();
+        assert_eq!(values.len(), 14);
+        assert_eq!((values[0], values[11], values[13]), (1, 12, 14));
+    }
+
+    #[test]
+    fn a_snapshot_holds_the_qps_that_exist_and_their_losses() {
+        let stats = Stats::default();
+        let qp = stats.add_qp(5);
+        qp.tx_bytes.add(3);
+        stats.add_qp(6);
+        stats.remove_qp(6);
+        stats.device.cq_overflows.add(1);
+        let snapshot = stats.snapshot();
+        assert_eq!(snapshot.qps.len(), 1);
+        assert_eq!(snapshot.qps[&5].tx_bytes, 3);
+        assert_eq!(snapshot.losses(), 1);
+    }
+}
