@@ -180,7 +180,7 @@ impl Control<'_> {
             self.fabric.forget_memory();
         }
         self.engine
-            .qp_state_changed(self.objects, body.qpn.get(), old, new);
+            .qp_state_changed(self.objects, self.fabric, body.qpn.get(), old);
         Ok(())
     }
 

@@ -26,13 +26,13 @@ impl Engine {
     /// The owner of a doorbell page has work.
     pub fn doorbell(&mut self, _objects: &mut Objects, _page: u32) {}
 
-    /// A QP was taken from one state to another, which it has already.
+    /// A QP was taken from state `old` to that which it has.
     pub fn qp_state_changed(
         &mut self,
         _objects: &mut Objects,
+        _fabric: &dyn Fabric,
         _qpn: u32,
         _old: QpState,
-        _new: QpState,
     ) {
     }
 
