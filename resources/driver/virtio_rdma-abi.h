@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: (GPL-2.0 WITH Linux-syscall-note) OR BSD-2-Clause */
+/*
+ * What the rdma-core provider and the kernel driver say to each other beside
+ * the verbs' own structures. A field is only ever added at the end, and the
+ * driver answers as much as the provider has room for.
+ */
+#ifndef VIRTIO_RDMA_ABI_H
+#define VIRTIO_RDMA_ABI_H
+
+#include <linux/types.h>
+
+#include "virtio_rdma_layout.h"
+
+#define VIRTIO_RDMA_UVERBS_ABI_VERSION	1
+
+/* features: the negotiated feature bits 0 to 31. */
+struct virtio_rdma_uresp_alloc_ucontext {
+	__aligned_u64			doorbell_key;
+	__u32				doorbell_length;
+	__u32				features;
+	struct virtio_rdma_limits	limits;
+};
+
+struct virtio_rdma_ureq_create_cq {
+	__aligned_u64			buf_addr;
+	struct virtio_rdma_cq_layout	layout;
+};
+
+struct virtio_rdma_uresp_create_cq {
+	__u32	cqn;
+	__u32	reserved;
+};
+
+struct virtio_rdma_ureq_create_qp {
+	__aligned_u64			buf_addr;
+	struct virtio_rdma_qp_layout	layout;
+};
+
+#endif /* VIRTIO_RDMA_ABI_H */

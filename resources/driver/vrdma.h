@@ -1,0 +1,307 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/*
+ * virtio-rdma guest driver: the objects, and what each file offers the others.
+ *
+ * main.c      probe, remove, virtqueues, registration with the RDMA core
+ * cmd.c       control queue: commands, time limit, failure of the device
+ * events.c    completion-event and asynchronous-event queues
+ * netdev.c    pairing with the network interface, link state
+ * port.c      device, port, P_Key and GID queries; counters
+ * ucontext.c  user contexts, doorbell mapping, protection domains
+ * buf.c       memory of rings, user or kernel, as page lists
+ * mr.c        memory regions
+ * cq.c qp.c   completion queues, queue pairs
+ * post.c      posting to queue pairs of kernel users
+ */
+#ifndef VRDMA_H
+#define VRDMA_H
+
+#include <linux/completion.h>
+#include <linux/if_ether.h>
+#include <linux/mutex.h>
+#include <linux/notifier.h>
+#include <linux/refcount.h>
+#include <linux/semaphore.h>
+#include <linux/spinlock.h>
+#include <linux/virtio.h>
+#include <linux/workqueue.h>
+#include <linux/xarray.h>
+#include <rdma/ib_verbs.h>
+
+#include "compat.h"
+#include "virtio_rdma-abi.h"
+
+#define VRDMA_PORT	1
+
+struct vrdma_dev;
+
+/* A command on its way: owned by its caller from vrdma_cmd_alloc to _free. */
+struct vrdma_cmd {
+	struct completion done;
+	struct vrdma_dev *dev;
+	struct virtio_rdma_cmd_hdr *req;
+	struct virtio_rdma_reply_hdr *reply;
+	void *body;		/* of the request, zeroed */
+	void *reply_body;	/* valid after vrdma_cmd_run() returned 0 */
+	u32 req_size;		/* room; the caller may send less */
+	u32 reply_size;
+	u32 used;		/* bytes that the device wrote */
+	bool aborted;		/* the device failed before it answered */
+};
+
+struct vrdma_ctrl {
+	struct virtqueue *vq;
+	spinlock_t lock;	/* vq */
+	struct semaphore slots;	/* commands that the queue still has room for */
+	atomic64_t cookie;
+};
+
+/* A queue of fixed-size buffers that the device fills with events. */
+struct vrdma_eq {
+	struct virtqueue *vq;
+	spinlock_t lock;	/* vq */
+	void *buf;
+	u32 count;
+	u32 stride;
+	u32 size;
+};
+
+struct vrdma_dev {
+	struct ib_device ibdev;
+	struct virtio_device *vdev;
+	struct device *dma_dev;
+
+	struct virtio_rdma_device_attr attr;
+	struct virtio_rdma_limits limits;
+	u32 gid_table_len;
+	u32 max_cmd_bytes;
+	u8 mac[ETH_ALEN];
+
+	phys_addr_t doorbell;
+	u32 doorbell_pages;
+
+	struct vrdma_ctrl ctrl;
+	struct vrdma_eq async;
+	struct vrdma_eq *comp;
+	u32 num_vectors;
+
+	/* By number; the lock is taken in interrupts. */
+	struct xarray cqs;
+	struct xarray qps;
+
+	struct mutex fail_lock;	/* only one at a time resets the device */
+	bool failed;
+	struct work_struct fail_work;
+
+	spinlock_t netdev_lock;	/* netdev, port_active, registered */
+	struct net_device *netdev;
+	bool port_active;
+	bool registered;
+	struct notifier_block netdev_nb;
+	struct work_struct netdev_work;
+};
+
+struct vrdma_ucontext {
+	struct ib_ucontext ibucontext;
+	struct rdma_user_mmap_entry *doorbell;
+	u32 context;
+};
+
+struct vrdma_mmap_entry {
+	struct rdma_user_mmap_entry rdma_entry;
+	phys_addr_t address;
+};
+
+struct vrdma_pd {
+	struct ib_pd ibpd;
+	u32 pdn;
+	u32 context;
+};
+
+struct vrdma_mr {
+	struct ib_mr ibmr;
+	struct ib_umem *umem;
+	u32 context;
+};
+
+/* Memory of a ring: a pinned piece of a process, or coherent kernel memory. */
+struct vrdma_buf {
+	struct ib_umem *umem;
+	void *cpu;
+	dma_addr_t dma;
+	size_t length;
+	unsigned long page_size;
+	u32 num_pages;
+	u32 offset;		/* of the buffer in its first page */
+};
+
+struct vrdma_cq {
+	struct ib_cq ibcq;
+	u32 cqn;
+	u32 context;
+	u32 entries;
+	struct vrdma_buf buf;
+	refcount_t refs;	/* event handlers, and one for the object */
+	struct completion free;
+
+	/* Of a kernel CQ. */
+	spinlock_t lock;
+	struct virtio_rdma_cq_ctrl *ctrl;
+	struct virtio_rdma_cqe *ring;
+	u32 consumer;
+	u32 sequence;
+	u32 armed;		/* kind under this sequence, 0 none */
+};
+
+struct vrdma_wq {
+	spinlock_t lock;
+	void *ring;
+	u32 entries;
+	u32 stride;
+	u32 max_sge;
+	u32 producer;
+	u32 consumer;		/* written under the CQ's lock */
+};
+
+struct vrdma_qp {
+	struct ib_qp ibqp;
+	u32 context;
+	struct vrdma_buf buf;
+	struct virtio_rdma_qp_caps caps;
+	enum ib_sig_type sig_type;
+	enum ib_qp_state state;
+	refcount_t refs;
+	struct completion free;
+
+	/* Of a kernel QP. */
+	struct virtio_rdma_qp_ctrl *ctrl;
+	struct vrdma_wq sq;
+	struct vrdma_wq rq;
+};
+
+#define VRDMA_TO(name, type, member, core)				\
+static inline struct type *name(struct core *object)			\
+{									\
+	return container_of(object, struct type, member);		\
+}
+
+VRDMA_TO(to_vdev, vrdma_dev, ibdev, ib_device)
+VRDMA_TO(to_vucontext, vrdma_ucontext, ibucontext, ib_ucontext)
+VRDMA_TO(to_vpd, vrdma_pd, ibpd, ib_pd)
+VRDMA_TO(to_vmr, vrdma_mr, ibmr, ib_mr)
+VRDMA_TO(to_vcq, vrdma_cq, ibcq, ib_cq)
+VRDMA_TO(to_vqp, vrdma_qp, ibqp, ib_qp)
+
+static inline bool vrdma_has(const struct vrdma_dev *dev, unsigned int feature)
+{
+	return virtio_has_feature(dev->vdev, feature);
+}
+
+/* cmd.c */
+int vrdma_ctrl_init(struct vrdma_dev *dev, struct virtqueue *vq);
+void vrdma_ctrl_done(struct virtqueue *vq);
+struct vrdma_cmd *vrdma_cmd_alloc(struct vrdma_dev *dev, u32 context,
+				  enum virtio_rdma_opcode opcode,
+				  u32 body_size, u32 reply_body_size);
+int vrdma_cmd_run(struct vrdma_cmd *cmd, u32 body_len);
+void vrdma_cmd_free(struct vrdma_cmd *cmd);
+int vrdma_exec(struct vrdma_dev *dev, u32 context,
+	       enum virtio_rdma_opcode opcode, const void *body, u32 body_len,
+	       void *reply, u32 reply_len);
+int vrdma_exec_handle(struct vrdma_dev *dev, u32 context,
+		      enum virtio_rdma_opcode opcode, u32 handle);
+int vrdma_exec_destroy(struct vrdma_dev *dev, u32 context,
+		       enum virtio_rdma_opcode opcode, u32 handle);
+void vrdma_fail(struct vrdma_dev *dev, const char *why);
+void vrdma_fail_work(struct work_struct *work);
+void vrdma_stop(struct vrdma_dev *dev);
+
+/* events.c */
+int vrdma_eq_init(struct vrdma_eq *eq, struct virtqueue *vq, u32 size);
+void vrdma_eq_free(struct vrdma_eq *eq);
+void vrdma_eq_start(struct vrdma_eq *eq);
+void vrdma_async_event(struct virtqueue *vq);
+void vrdma_comp_event(struct virtqueue *vq);
+void vrdma_port_event(struct vrdma_dev *dev, enum ib_event_type type);
+
+/* netdev.c */
+void vrdma_netdev_init(struct vrdma_dev *dev);
+void vrdma_netdev_pair(struct vrdma_dev *dev);
+int vrdma_netdev_start(struct vrdma_dev *dev);
+void vrdma_netdev_stop(struct vrdma_dev *dev);
+void vrdma_netdev_release(struct vrdma_dev *dev);
+struct net_device *vrdma_netdev_get(struct vrdma_dev *dev);
+
+/* port.c */
+int vrdma_query_attr(struct vrdma_dev *dev);
+int vrdma_query_device(struct ib_device *ibdev, struct ib_device_attr *attr,
+		       struct ib_udata *udata);
+void vrdma_get_fw_str(struct ib_device *ibdev, char *str);
+int vrdma_query_port(struct ib_device *ibdev, u32 port,
+		     struct ib_port_attr *attr);
+int vrdma_query_pkey(struct ib_device *ibdev, u32 port, u16 index, u16 *pkey);
+int vrdma_get_port_immutable(struct ib_device *ibdev, u32 port,
+			     struct ib_port_immutable *immutable);
+enum rdma_link_layer vrdma_get_link_layer(struct ib_device *ibdev, u32 port);
+int vrdma_add_gid(const struct ib_gid_attr *attr, void **context);
+int vrdma_del_gid(const struct ib_gid_attr *attr, void **context);
+struct rdma_hw_stats *vrdma_alloc_hw_stats(struct ib_device *ibdev, u32 port);
+int vrdma_get_hw_stats(struct ib_device *ibdev, struct rdma_hw_stats *stats,
+		       u32 port, int index);
+
+/* ucontext.c */
+u32 vrdma_udata_context(struct ib_udata *udata);
+int vrdma_alloc_ucontext(struct ib_ucontext *ibucontext,
+			 struct ib_udata *udata);
+void vrdma_dealloc_ucontext(struct ib_ucontext *ibucontext);
+void vrdma_disassociate_ucontext(struct ib_ucontext *ibucontext);
+int vrdma_mmap(struct ib_ucontext *ibucontext, struct vm_area_struct *vma);
+void vrdma_mmap_free(struct rdma_user_mmap_entry *rdma_entry);
+int vrdma_alloc_pd(struct ib_pd *ibpd, struct ib_udata *udata);
+int vrdma_dealloc_pd(struct ib_pd *ibpd, struct ib_udata *udata);
+
+/* buf.c */
+int vrdma_buf_pin(struct vrdma_dev *dev, struct vrdma_buf *buf, u64 addr,
+		  u64 length, u32 max_pages);
+int vrdma_buf_alloc(struct vrdma_dev *dev, struct vrdma_buf *buf, u64 length,
+		    u32 max_pages);
+void vrdma_buf_free(struct vrdma_dev *dev, struct vrdma_buf *buf);
+void vrdma_buf_pages(const struct vrdma_buf *buf, __le64 *page);
+u32 vrdma_max_entries(const struct vrdma_dev *dev, size_t body, size_t entry);
+
+/* mr.c */
+struct ib_mr *vrdma_reg_user_mr(struct ib_pd *ibpd, u64 start, u64 length,
+				u64 virt, int access, struct ib_udata *udata);
+int vrdma_dereg_mr(struct ib_mr *ibmr, struct ib_udata *udata);
+
+/* cq.c */
+int vrdma_create_cq(struct ib_cq *ibcq, const struct ib_cq_init_attr *attr,
+		    vrdma_cq_udata *cq_udata);
+int vrdma_destroy_cq(struct ib_cq *ibcq, struct ib_udata *udata);
+int vrdma_poll_cq(struct ib_cq *ibcq, int num_entries, struct ib_wc *wc);
+int vrdma_req_notify_cq(struct ib_cq *ibcq, enum ib_cq_notify_flags flags);
+struct vrdma_cq *vrdma_cq_get(struct vrdma_dev *dev, u32 cqn);
+void vrdma_cq_put(struct vrdma_cq *cq);
+void vrdma_cq_event(struct vrdma_cq *cq);
+void vrdma_cq_clean(struct vrdma_cq *cq, u32 qpn);
+
+/* qp.c */
+int vrdma_create_qp(struct ib_qp *ibqp, struct ib_qp_init_attr *attr,
+		    struct ib_udata *udata);
+int vrdma_modify_qp(struct ib_qp *ibqp, struct ib_qp_attr *attr, int mask,
+		    struct ib_udata *udata);
+int vrdma_query_qp(struct ib_qp *ibqp, struct ib_qp_attr *attr, int mask,
+		   struct ib_qp_init_attr *init_attr);
+int vrdma_destroy_qp(struct ib_qp *ibqp, struct ib_udata *udata);
+struct vrdma_qp *vrdma_qp_get(struct vrdma_dev *dev, u32 qpn);
+void vrdma_qp_put(struct vrdma_qp *qp);
+
+/* post.c */
+void vrdma_wq_init(struct vrdma_wq *wq, void *ring, u32 entries, u32 stride,
+		   u32 max_sge);
+int vrdma_post_send(struct ib_qp *ibqp, const struct ib_send_wr *wr,
+		    const struct ib_send_wr **bad_wr);
+int vrdma_post_recv(struct ib_qp *ibqp, const struct ib_recv_wr *wr,
+		    const struct ib_recv_wr **bad_wr);
+
+#endif /* VRDMA_H */
