@@ -38,8 +38,12 @@ pub struct Stats {
     pub state: VmState,
     /// Exits of each vCPU to the monitor, by kind.
     pub vcpus: Vec<VcpuStats>,
-    /// Counters of each device, by its name.
-    pub devices: serde_json::Map<String, serde_json::Value>,
+    /// Counters of the disks, in order.
+    pub disks: Vec<serde_json::Value>,
+    /// Counters of the network interfaces, in order.
+    pub net: Vec<serde_json::Value>,
+    /// Counters of the RDMA devices, in order.
+    pub rdma: Vec<serde_json::Value>,
 }
 
 /// Exits of a vCPU to the monitor since the start, by kind.

@@ -35,6 +35,9 @@ pub struct VmConfig {
     /// The kernel's command line; a sensible one for the devices given otherwise.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cmdline: Option<String>,
+    /// Words after the command line, given or default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub append: Option<String>,
     /// vCPUs.
     #[serde(default = "one_cpu")]
     pub cpus: u32,
@@ -78,6 +81,7 @@ impl VmConfig {
             kernel: kernel.into(),
             initrd: None,
             cmdline: None,
+            append: None,
             cpus: 1,
             memory: MemoryConfig::default(),
             disks: Vec::new(),
@@ -179,13 +183,22 @@ impl VmConfig {
         }
     }
 
-    /// The command line the kernel gets: the one given, or one that uses the devices there are. A panic reboots at once, which
-    /// ends the machine.
+    /// The command line the kernel gets: the one given, or one that uses the devices there are, and what is to be appended.
     pub fn cmdline(&self) -> String {
-        if let Some(cmdline) = &self.cmdline {
-            return cmdline.clone();
+        let base = self
+            .cmdline
+            .clone()
+            .unwrap_or_else(|| self.default_cmdline());
+        match &self.append {
+            Some(words) => format!("{base} {words}"),
+            None => base,
         }
-        let mut cmdline = String::from("console=ttyS0 panic=-1");
+    }
+
+    /// A panic reboots at once, which ends the machine. `pci=noearly` leaves out a search for AGP bridges by port access, over
+    /// all buses, that kernels do on old AMD models.
+    fn default_cmdline(&self) -> String {
+        let mut cmdline = String::from("console=ttyS0 panic=-1 pci=noearly");
         if self.exec.is_some() {
             cmdline.push_str(" quiet");
         }

@@ -1,2 +1,5 @@
 //! `longarm`: the command.
-fn main() {}
+
+fn main() {
+    std::process::exit(vmm::cli::main());
+}

@@ -15,8 +15,8 @@ use acpi_tables::{Aml, AmlSink};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryError};
 
 use super::layout::{
-    ACPI, COM1_IRQ, COM1_PORT, ECAM, IOAPIC, LAPIC, MMIO32, PCI_CONFIG_PORT, PVPANIC_PORT,
-    RESET_PORT, RESET_VALUE, Range, SLEEP_CONTROL_PORT, SLEEP_STATUS_PORT, SLEEP_TYPE_S5,
+    ACPI, COM1_IRQ, COM1_PORT, ECAM, IOAPIC, LAPIC, PCI_CONFIG_PORT, RESET_PORT, RESET_VALUE,
+    Range, SLEEP_CONTROL_PORT, SLEEP_STATUS_PORT, SLEEP_TYPE_S5,
 };
 use crate::GuestRam;
 
@@ -159,7 +159,6 @@ fn dsdt(mmio64: Range) -> Sdt {
     let mut body = Vec::new();
     pci_root(mmio64, &mut body);
     com1(&mut body);
-    pvpanic(&mut body);
     let soft_off = aml::Package::new(vec![&SLEEP_TYPE_S5, &aml::ZERO, &aml::ZERO, &aml::ZERO]);
     aml::Name::new("_S5_".into(), &soft_off).to_aml_bytes(&mut body);
     dsdt.append_slice(&body);
@@ -205,7 +204,7 @@ fn osc() -> Encoded {
     )))
 }
 
-/// The root complex: one bus, memory windows only (no device has I/O port BARs).
+/// The root complex: one bus, one memory window (all BARs are 64-bit memory).
 fn pci_root(mmio64: Range, out: &mut dyn AmlSink) {
     aml::Device::new(
         "_SB_.PCI0".into(),
@@ -220,13 +219,6 @@ fn pci_root(mmio64: Range, out: &mut dyn AmlSink) {
                 &aml::ResourceTemplate::new(vec![
                     &aml::AddressSpace::new_bus_number(0u16, 0u16),
                     &aml::IO::new(PCI_CONFIG_PORT, PCI_CONFIG_PORT, 1, 8),
-                    &aml::AddressSpace::new_memory(
-                        aml::AddressSpaceCacheable::NotCacheable,
-                        true,
-                        MMIO32.base as u32,
-                        (MMIO32.end() - 1) as u32,
-                        None,
-                    ),
                     &aml::AddressSpace::new_memory(
                         aml::AddressSpaceCacheable::NotCacheable,
                         true,
@@ -272,22 +264,6 @@ fn com1(out: &mut dyn AmlSink) {
                     &aml::Interrupt::new(true, true, false, false, COM1_IRQ),
                     &aml::IO::new(COM1_PORT, COM1_PORT, 1, 8),
                 ]),
-            ),
-        ],
-    )
-    .to_aml_bytes(out);
-}
-
-fn pvpanic(out: &mut dyn AmlSink) {
-    aml::Device::new(
-        "_SB_.PEVT".into(),
-        vec![
-            // The identifier that Linux's pvpanic driver binds to.
-            &aml::Name::new("_HID".into(), &"QEMU0001"),
-            &aml::Name::new("_STA".into(), &0xfu8),
-            &aml::Name::new(
-                "_CRS".into(),
-                &aml::ResourceTemplate::new(vec![&aml::IO::new(PVPANIC_PORT, PVPANIC_PORT, 1, 1)]),
             ),
         ],
     )

@@ -2,12 +2,12 @@
 //!
 //! ```text
 //! guest physical                                 port
-//! 0000_0000  RAM: boot data, see below           0x3f8  COM1
-//! 0009_fc00  reserved (where a PC has its EBDA)  0x505  pvpanic
+//! 0000_0000  RAM: boot data, see below           0x060  keyboard controller (reset)
+//! 0009_fc00  reserved (where a PC has its EBDA)  0x3f8  COM1
 //! 000e_0000  ACPI tables, reserved               0x600  ACPI sleep control, status, reset
-//! 0010_0000  RAM: kernel, initrd                 0xcf8  PCI configuration mechanism 1
+//! 000f_fff0  reset stub                          0xcf8  PCI configuration mechanism 1
+//! 0010_0000  RAM: kernel, initrd
 //! c000_0000  end of low RAM at the latest
-//!            32-bit BARs
 //! e800_0000  PCIe ECAM, one bus
 //! fec0_0000  I/O APIC
 //! fee0_0000  local APICs
@@ -16,8 +16,8 @@
 //!            64-bit BARs, at the next 4 GiB boundary past RAM
 //! ```
 //!
-//! Low RAM ends at 3 GiB so that the 1 GiB below 4 GiB is the hole: half of it for 32-bit BARs, the rest for ECAM and the
-//! interrupt controllers at the addresses the architecture gives them.
+//! Low RAM ends at 3 GiB, so that the 1 GiB below 4 GiB is the hole for ECAM and for the interrupt controllers at the addresses
+//! the architecture gives them. All BARs are 64-bit and lie past RAM.
 
 /// A range of guest physical addresses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,7 +35,6 @@ impl Range {
     }
 }
 
-const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 
@@ -69,8 +68,10 @@ pub const LOW_MEM_END: u64 = 0x9_fc00;
 /// ACPI tables: in the BIOS area, where nothing allocates. The RSDP comes first, so that a search finds it too.
 pub const ACPI: Range = Range {
     base: 0xe_0000,
-    len: 128 * KIB,
+    len: RESET_STUB - 0xe_0000,
 };
+/// Where a processor in real mode lands when it is reset, the last 16 bytes below 1 MiB: see [`reset`](super::reset).
+pub const RESET_STUB: u64 = 0xf_fff0;
 /// Where RAM continues above the legacy area, and kernels are loaded.
 pub const HIGH_RAM: u64 = MIB;
 
@@ -81,11 +82,6 @@ pub const HOLE: Range = Range {
 };
 /// RAM beyond the hole.
 pub const HIGH_MEM: u64 = 4 * GIB;
-/// Window for 32-bit BARs.
-pub const MMIO32: Range = Range {
-    base: HOLE.base,
-    len: 512 * MIB,
-};
 /// PCIe enhanced configuration area: 1 MiB for the one bus there is.
 pub const ECAM: Range = Range {
     base: 0xe800_0000,
@@ -107,8 +103,6 @@ const MMIO64_ALIGN: u64 = 4 * GIB;
 pub const COM1_PORT: u16 = 0x3f8;
 /// COM1's interrupt: an I/O APIC pin, edge triggered.
 pub const COM1_IRQ: u32 = 4;
-/// pvpanic, 1 port.
-pub const PVPANIC_PORT: u16 = 0x505;
 /// ACPI sleep control register, 1 port (ACPI 6.5, 4.8.3.7).
 pub const SLEEP_CONTROL_PORT: u16 = 0x600;
 /// ACPI sleep status register, 1 port.
@@ -119,8 +113,6 @@ pub const RESET_PORT: u16 = 0x602;
 pub const RESET_VALUE: u8 = 1;
 /// `SLP_TYP` of the soft-off state, as the DSDT's `\_S5` says.
 pub const SLEEP_TYPE_S5: u8 = 5;
-/// Keyboard controller command port: the oldest way to reset a PC, and what a kernel without ACPI uses.
-pub const I8042_COMMAND_PORT: u16 = 0x64;
 /// PCI configuration mechanism 1: address at 0xcf8, data at 0xcfc, 8 ports.
 pub const PCI_CONFIG_PORT: u16 = 0xcf8;
 
@@ -175,6 +167,8 @@ pub fn memory_map(size: u64) -> Vec<(Range, MemoryKind)> {
     map
 }
 
+const _: () = assert!(HOLE.base <= ECAM.base && ECAM.end() <= IOAPIC as u64);
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -221,7 +215,5 @@ mod tests {
             assert!(window.base >= HIGH_MEM);
             assert!(window.end() <= 1 << 40);
         }
-        assert!(MMIO32.end() <= ECAM.base);
-        assert!(ECAM.end() <= u64::from(IOAPIC));
     }
 }

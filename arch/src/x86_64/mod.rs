@@ -6,6 +6,7 @@
 //! | [`boot`] | loading a kernel and an initrd, and what each boot protocol hands over |
 //! | [`acpi`] | the tables that describe the machine |
 //! | [`cpuid`], [`msrs`], [`regs`], [`lapic`] | the state a vCPU starts with |
+//! | [`reset`] | the one thing a guest still asks of firmware |
 //! | [`irq`] | entries of KVM's interrupt routing table |
 
 pub mod acpi;
@@ -16,3 +17,4 @@ pub mod lapic;
 pub mod layout;
 pub mod msrs;
 pub mod regs;
+pub mod reset;

@@ -1,0 +1,151 @@
+//! Commands for a running machine, by its control socket.
+
+use std::fmt::Write as _;
+use std::io::{self, Write};
+use std::path::Path;
+
+use api::control::Stats;
+use serde_json::Value;
+
+use crate::control::{self, ClientError};
+use crate::outcome::EXIT_EXEC;
+
+/// Why a command failed.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The control socket.
+    #[error(transparent)]
+    Control(#[from] ClientError),
+    /// Our standard output.
+    #[error("standard output: {0}")]
+    Output(#[from] io::Error),
+}
+
+/// `longarm pause`.
+pub fn pause(path: &Path) -> Result<(), Error> {
+    control::request(path, "PUT", "/vm/pause")?;
+    Ok(())
+}
+
+/// `longarm resume`.
+pub fn resume(path: &Path) -> Result<(), Error> {
+    control::request(path, "PUT", "/vm/resume")?;
+    Ok(())
+}
+
+/// `longarm shutdown`.
+pub fn shutdown(path: &Path) -> Result<(), Error> {
+    control::request(path, "PUT", "/vm/stop")?;
+    Ok(())
+}
+
+/// `longarm exec`; returns the exit status.
+pub fn exec(_path: &Path, _wait: u64, _command: &str) -> i32 {
+    EXIT_EXEC
+}
+
+/// `longarm stats`.
+pub fn stats(path: &Path, json: bool) -> Result<(), Error> {
+    let text = if json {
+        let stats: Value = control::get(path, "/stats")?;
+        format!("{stats:#}\n")
+    } else {
+        table(&control::get(path, "/stats")?)
+    };
+    print(&text)
+}
+
+/// Writes to standard output. A reader that went away is no failure.
+pub fn print(text: &str) -> Result<(), Error> {
+    match io::stdout().lock().write_all(text.as_bytes()) {
+        Err(e) if e.kind() != io::ErrorKind::BrokenPipe => Err(e.into()),
+        _ => Ok(()),
+    }
+}
+
+fn table(stats: &Stats) -> String {
+    let mut out = String::new();
+    let state = format!("{:?}", stats.state).to_lowercase();
+    row(&mut out, "state", &state);
+    row(
+        &mut out,
+        "uptime",
+        &format!("{:.1} s", stats.uptime_seconds),
+    );
+    for (id, vcpu) in stats.vcpus.iter().enumerate() {
+        row(
+            &mut out,
+            &format!("vcpu{id}.port_io"),
+            &vcpu.port_io.to_string(),
+        );
+        row(&mut out, &format!("vcpu{id}.mmio"), &vcpu.mmio.to_string());
+        row(
+            &mut out,
+            &format!("vcpu{id}.other"),
+            &vcpu.other.to_string(),
+        );
+    }
+    for (kind, devices) in [
+        ("disk", &stats.disks),
+        ("net", &stats.net),
+        ("rdma", &stats.rdma),
+    ] {
+        for (id, device) in devices.iter().enumerate() {
+            rows(&mut out, &format!("{kind}{id}"), device);
+        }
+    }
+    out
+}
+
+fn row(out: &mut String, name: &str, value: &str) {
+    // Writing to a string does not fail.
+    let _ = writeln!(out, "{name:<48} {value}");
+}
+
+/// Rows for every value below `value`, named by the way to it. What a snapshot nests is shallow; we stop at 8 levels all the same.
+fn rows(out: &mut String, name: &str, value: &Value) {
+    if name.matches('.').count() > 8 {
+        return;
+    }
+    match value {
+        Value::Object(fields) => {
+            for (key, value) in fields {
+                rows(out, &format!("{name}.{key}"), value);
+            }
+        }
+        Value::Array(items) => {
+            for (index, value) in items.iter().enumerate() {
+                rows(out, &format!("{name}.{index}"), value);
+            }
+        }
+        Value::String(text) => row(out, name, text),
+        other => row(out, name, &other.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use api::control::VmState;
+    use serde_json::json;
+
+    #[test]
+    fn the_table_has_a_row_for_every_counter() {
+        let stats = Stats {
+            uptime_seconds: 1.5,
+            state: VmState::Paused,
+            vcpus: vec![Default::default()],
+            disks: vec![],
+            net: vec![],
+            rdma: vec![json!({"device": {"lost": 3}, "peers": [{"up": true}]})],
+        };
+        let text = table(&stats);
+        let words: Vec<Vec<&str>> = text
+            .lines()
+            .map(|l| l.split_whitespace().collect())
+            .collect();
+        assert!(words.contains(&vec!["state", "paused"]));
+        assert!(words.contains(&vec!["rdma0.device.lost", "3"]));
+        assert!(words.contains(&vec!["rdma0.peers.0.up", "true"]));
+    }
+}

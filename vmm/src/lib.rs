@@ -1,0 +1,22 @@
+//! The monitor: builds a machine of `arch`'s and `devices`' parts as an `api` configuration says, runs its vCPUs, and ends
+//! with it.
+//!
+//! | module | holds |
+//! | --- | --- |
+//! | [`cli`] | the `longarm` command |
+//! | [`machine`] | a machine from configuration to end |
+//! | [`hypervisor`], [`memory`], [`vcpu`], [`interrupts`] | what KVM gives: memory, vCPUs, interrupts, I/O events |
+//! | [`console`] | the serial console's host end |
+//! | [`control`] | the control socket |
+//! | [`outcome`] | how a machine ends, exit statuses |
+
+pub mod cli;
+pub mod console;
+pub mod control;
+pub mod hypervisor;
+pub mod interrupts;
+mod logger;
+pub mod machine;
+pub mod memory;
+pub mod outcome;
+pub mod vcpu;
