@@ -18,14 +18,15 @@ done
 source=$TREE/resources/provider
 [ -e "$source/CMakeLists.txt" ] || die "no provider in this tree: $source has no CMakeLists.txt"
 root=$("$IMAGE_DIR/buildroot.sh" --suite trixie)
-out=$CACHE/provider-$(text_hash "$(content_hash "$source" "$0")" "${root##*/}")
+# The headers of the device and of the driver are links into resources/driver.
+out=$CACHE/provider-$(text_hash "$(content_hash "$source" "$TREE"/resources/driver/virtio_rdma*.h "$0")" "${root##*/}")
 newest_glibc=2.36
 
 build() {
     work=$(mktemp -d "$CACHE/provider.XXXXXX")
     trap 'rm -rf "$work"' EXIT
     mkdir "$work/virtio_rdma" "$work/out"
-    cp -R "$source/." "$work/virtio_rdma"
+    cp -RL "$source/." "$work/virtio_rdma"
     local flags=
     [ -z "$check" ] || flags=-Werror
     # rdma-core names its providers in its top CMakeLists.txt; ours is put beside the first of them.

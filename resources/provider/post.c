@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+/*
+ * Posting without system calls: WQEs, then the index, then a look whether the
+ * device sleeps and has to be woken.
+ */
+#include <errno.h>
+#include <string.h>
+
+#include <util/mmio.h>
+
+#include "vrdma.h"
+
+int vrdma_wq_init(struct vrdma_wq *wq, void *ring, uint32_t entries,
+		  uint32_t stride, uint32_t max_sge)
+{
+	wq->ring = ring;
+	wq->entries = entries;
+	wq->stride = stride;
+	wq->max_sge = max_sge;
+	atomic_init(&wq->consumer, 0);
+	return pthread_spin_init(&wq->lock, PTHREAD_PROCESS_PRIVATE);
+}
+
+void vrdma_wq_destroy(struct vrdma_wq *wq)
+{
+	pthread_spin_destroy(&wq->lock);
+}
+
+static void *vrdma_wq_slot(const struct vrdma_wq *wq, uint32_t index)
+{
+	return wq->ring + (size_t)(index & (wq->entries - 1)) * wq->stride;
+}
+
+static bool vrdma_wq_full(struct vrdma_wq *wq, uint32_t producer)
+{
+	return producer - atomic_load_explicit(&wq->consumer,
+					       memory_order_acquire) >=
+	       wq->entries;
+}
+
+/*
+ * The device says that it sleeps before it looks at the index a last time; we
+ * look whether it said so after storing the index.
+ */
+static void vrdma_wq_publish(struct vrdma_qp *qp, struct vrdma_wq *wq,
+			     __le32 *index, uint32_t producer, uint32_t kick)
+{
+	if (producer == wq->producer)
+		return;
+	wq->producer = producer;
+	vrdma_store_release(index, producer);
+	vrdma_fence();
+	if (vrdma_load(&qp->ctrl->flags) & kick)
+		mmio_write32_le(qp->doorbell, htole32(qp->ibv_qp.qp_num));
+}
+
+static void vrdma_fill_sges(struct virtio_rdma_sge *to,
+			    const struct ibv_sge *from, int count)
+{
+	int i;
+
+	for (i = 0; i < count; i++) {
+		to[i].addr = htole64(from[i].addr);
+		to[i].length = htole32(from[i].length);
+		to[i].lkey = htole32(from[i].lkey);
+	}
+}
+
+static int vrdma_fill_inline(struct virtio_rdma_send_wqe *wqe,
+			     const struct ibv_send_wr *wr, uint32_t room)
+{
+	uint8_t *to = (uint8_t *)(wqe + 1);
+	uint32_t length = 0;
+	int i;
+
+	for (i = 0; i < wr->num_sge; i++) {
+		const struct ibv_sge *sge = &wr->sg_list[i];
+
+		if (sge->length > room - length)
+			return EINVAL;
+		memcpy(to + length, (void *)(uintptr_t)sge->addr, sge->length);
+		length += sge->length;
+	}
+	wqe->flags |= VIRTIO_RDMA_WQE_INLINE;
+	wqe->inline_len = htole32(length);
+	return 0;
+}
+
+static int vrdma_fill_opcode(const struct vrdma_qp *qp,
+			     struct virtio_rdma_send_wqe *wqe,
+			     const struct ibv_send_wr *wr)
+{
+	switch (wr->opcode) {
+	case IBV_WR_SEND_WITH_IMM:
+		wqe->imm = wr->imm_data;
+		wqe->opcode = VIRTIO_RDMA_WQE_SEND_IMM;
+		return 0;
+	case IBV_WR_SEND:
+		wqe->opcode = VIRTIO_RDMA_WQE_SEND;
+		return 0;
+	case IBV_WR_RDMA_WRITE_WITH_IMM:
+		wqe->imm = wr->imm_data;
+		wqe->opcode = VIRTIO_RDMA_WQE_WRITE_IMM;
+		break;
+	case IBV_WR_RDMA_WRITE:
+		wqe->opcode = VIRTIO_RDMA_WQE_WRITE;
+		break;
+	case IBV_WR_RDMA_READ:
+		wqe->opcode = VIRTIO_RDMA_WQE_READ;
+		break;
+	case IBV_WR_ATOMIC_CMP_AND_SWP:
+	case IBV_WR_ATOMIC_FETCH_AND_ADD:
+		if (!qp->atomics)
+			return EINVAL;
+		wqe->opcode = wr->opcode == IBV_WR_ATOMIC_CMP_AND_SWP ?
+				      VIRTIO_RDMA_WQE_CMP_AND_SWP :
+				      VIRTIO_RDMA_WQE_FETCH_AND_ADD;
+		wqe->remote_addr = htole64(wr->wr.atomic.remote_addr);
+		wqe->rkey = htole32(wr->wr.atomic.rkey);
+		wqe->compare_add = htole64(wr->wr.atomic.compare_add);
+		wqe->swap = htole64(wr->wr.atomic.swap);
+		return 0;
+	default:
+		return EINVAL;
+	}
+	wqe->remote_addr = htole64(wr->wr.rdma.remote_addr);
+	wqe->rkey = htole32(wr->wr.rdma.rkey);
+	return 0;
+}
+
+static int vrdma_fill_send(const struct vrdma_qp *qp,
+			   struct virtio_rdma_send_wqe *wqe,
+			   const struct ibv_send_wr *wr)
+{
+	int ret;
+
+	if (wr->num_sge < 0 || (uint32_t)wr->num_sge > qp->sq.max_sge)
+		return EINVAL;
+	memset(wqe, 0, sizeof(*wqe));
+	wqe->wr_id = htole64(wr->wr_id);
+	ret = vrdma_fill_opcode(qp, wqe, wr);
+	if (ret)
+		return ret;
+	if (wr->send_flags & IBV_SEND_SIGNALED)
+		wqe->flags |= VIRTIO_RDMA_WQE_SIGNALED;
+	if (wr->send_flags & IBV_SEND_SOLICITED)
+		wqe->flags |= VIRTIO_RDMA_WQE_SOLICITED;
+	if (wr->send_flags & IBV_SEND_FENCE)
+		wqe->flags |= VIRTIO_RDMA_WQE_FENCE;
+	if (wr->send_flags & IBV_SEND_INLINE) {
+		/* What is read or swapped has to have a place to go. */
+		if (wqe->opcode > VIRTIO_RDMA_WQE_SEND_IMM)
+			return EINVAL;
+		return vrdma_fill_inline(wqe, wr, qp->max_inline);
+	}
+	wqe->num_sge = htole16(wr->num_sge);
+	vrdma_fill_sges((struct virtio_rdma_sge *)(wqe + 1), wr->sg_list,
+			wr->num_sge);
+	return 0;
+}
+
+int vrdma_post_send(struct ibv_qp *ibv_qp, struct ibv_send_wr *wr,
+		    struct ibv_send_wr **bad_wr)
+{
+	struct vrdma_qp *qp = to_vqp(ibv_qp);
+	struct vrdma_wq *sq = &qp->sq;
+	uint32_t producer;
+	int ret = 0;
+
+	if (unlikely(ibv_qp->state < IBV_QPS_RTS)) {
+		*bad_wr = wr;
+		return EINVAL;
+	}
+
+	pthread_spin_lock(&sq->lock);
+	producer = sq->producer;
+	for (; wr; wr = wr->next) {
+		if (unlikely(vrdma_wq_full(sq, producer)))
+			ret = ENOMEM;
+		else
+			ret = vrdma_fill_send(qp, vrdma_wq_slot(sq, producer),
+					      wr);
+		if (unlikely(ret)) {
+			*bad_wr = wr;
+			break;
+		}
+		producer++;
+	}
+	vrdma_wq_publish(qp, sq, &qp->ctrl->sq_producer, producer,
+			 VIRTIO_RDMA_KICK_SQ);
+	pthread_spin_unlock(&sq->lock);
+	return ret;
+}
+
+static void vrdma_fill_recv(struct virtio_rdma_recv_wqe *wqe,
+			    const struct ibv_recv_wr *wr)
+{
+	memset(wqe, 0, sizeof(*wqe));
+	wqe->wr_id = htole64(wr->wr_id);
+	wqe->num_sge = htole16(wr->num_sge);
+	vrdma_fill_sges((struct virtio_rdma_sge *)(wqe + 1), wr->sg_list,
+			wr->num_sge);
+}
+
+int vrdma_post_recv(struct ibv_qp *ibv_qp, struct ibv_recv_wr *wr,
+		    struct ibv_recv_wr **bad_wr)
+{
+	struct vrdma_qp *qp = to_vqp(ibv_qp);
+	struct vrdma_wq *rq = &qp->rq;
+	uint32_t producer;
+	int ret = 0;
+
+	if (unlikely(ibv_qp->state == IBV_QPS_RESET)) {
+		*bad_wr = wr;
+		return EINVAL;
+	}
+
+	pthread_spin_lock(&rq->lock);
+	producer = rq->producer;
+	for (; wr; wr = wr->next) {
+		if (unlikely(wr->num_sge < 0 ||
+			     (uint32_t)wr->num_sge > rq->max_sge))
+			ret = EINVAL;
+		else if (unlikely(vrdma_wq_full(rq, producer)))
+			ret = ENOMEM;
+		if (unlikely(ret)) {
+			*bad_wr = wr;
+			break;
+		}
+		vrdma_fill_recv(vrdma_wq_slot(rq, producer), wr);
+		producer++;
+	}
+	vrdma_wq_publish(qp, rq, &qp->ctrl->rq_producer, producer,
+			 VIRTIO_RDMA_KICK_RQ);
+	pthread_spin_unlock(&rq->lock);
+	return ret;
+}

@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+/* Queue pairs. */
+#include <errno.h>
+#include <stdlib.h>
+
+#include "vrdma.h"
+
+struct vrdma_create_qp {
+	struct ibv_create_qp ibv_cmd;
+	struct virtio_rdma_ureq_create_qp drv;
+};
+static_assert(offsetof(struct vrdma_create_qp, drv) ==
+		      sizeof(struct ibv_create_qp),
+	      "the driver's part follows the core's at once");
+
+static int vrdma_init_queues(struct vrdma_qp *qp,
+			     const struct virtio_rdma_qp_layout *layout,
+			     const struct virtio_rdma_qp_caps *caps)
+{
+	int ret;
+
+	qp->ctrl = qp->buf.addr + layout->ctrl_offset;
+	qp->max_inline = caps->inline_data;
+	ret = vrdma_wq_init(&qp->sq, qp->buf.addr + layout->sq_offset,
+			    layout->sq_entries, layout->sq_stride,
+			    caps->send_sge);
+	if (ret)
+		return ret;
+	ret = vrdma_wq_init(&qp->rq, qp->buf.addr + layout->rq_offset,
+			    layout->rq_entries, layout->rq_stride,
+			    caps->recv_sge);
+	if (ret)
+		vrdma_wq_destroy(&qp->sq);
+	return ret;
+}
+
+struct ibv_qp *vrdma_create_qp(struct ibv_pd *pd,
+			       struct ibv_qp_init_attr *attr)
+{
+	struct vrdma_context *ctx = to_vctx(pd->context);
+	struct ib_uverbs_create_qp_resp resp = {};
+	struct vrdma_create_qp cmd = {};
+	struct virtio_rdma_qp_caps caps = {
+		.send_wr = attr->cap.max_send_wr,
+		.recv_wr = attr->cap.max_recv_wr,
+		.send_sge = attr->cap.max_send_sge,
+		.recv_sge = attr->cap.max_recv_sge,
+		.inline_data = attr->cap.max_inline_data,
+	};
+	struct vrdma_qp *qp;
+	int ret;
+
+	if (attr->qp_type != IBV_QPT_RC || attr->srq) {
+		errno = EOPNOTSUPP;
+		return NULL;
+	}
+	if (virtio_rdma_layout_qp(&ctx->limits, &caps, &cmd.drv.layout)) {
+		errno = EINVAL;
+		return NULL;
+	}
+
+	qp = calloc(1, sizeof(*qp));
+	if (!qp) {
+		errno = ENOMEM;
+		return NULL;
+	}
+	qp->doorbell = ctx->doorbell;
+	qp->atomics = ctx->features & (1U << VIRTIO_RDMA_F_ATOMICS);
+	ret = vrdma_buf_alloc(&qp->buf, cmd.drv.layout.length);
+	if (ret)
+		goto err_free;
+	ret = vrdma_init_queues(qp, &cmd.drv.layout, &caps);
+	if (ret)
+		goto err_buf;
+
+	cmd.drv.buf_addr = (uintptr_t)qp->buf.addr;
+	/* Reports the real limits in attr->cap, as caps has them here. */
+	ret = ibv_cmd_create_qp(pd, &qp->ibv_qp, attr, &cmd.ibv_cmd,
+				sizeof(cmd), &resp, sizeof(resp));
+	if (ret)
+		goto err_queues;
+	ret = vrdma_qp_table_add(ctx, qp);
+	if (ret)
+		goto err_destroy;
+	return &qp->ibv_qp;
+
+err_destroy:
+	/* While it exists the device may touch its memory. */
+	if (ibv_cmd_destroy_qp(&qp->ibv_qp)) {
+		errno = ret;
+		return NULL;
+	}
+err_queues:
+	vrdma_wq_destroy(&qp->rq);
+	vrdma_wq_destroy(&qp->sq);
+err_buf:
+	vrdma_buf_free(&qp->buf);
+err_free:
+	free(qp);
+	errno = ret;
+	return NULL;
+}
+
+static void vrdma_wq_restart(struct vrdma_wq *wq, __le32 *index)
+{
+	pthread_spin_lock(&wq->lock);
+	wq->producer = 0;
+	atomic_store_explicit(&wq->consumer, 0, memory_order_relaxed);
+	vrdma_store_release(index, 0);
+	pthread_spin_unlock(&wq->lock);
+}
+
+static void vrdma_clean_cqs(struct vrdma_qp *qp)
+{
+	vrdma_cq_clean(to_vcq(qp->ibv_qp.send_cq), qp->ibv_qp.qp_num);
+	if (qp->ibv_qp.recv_cq != qp->ibv_qp.send_cq)
+		vrdma_cq_clean(to_vcq(qp->ibv_qp.recv_cq), qp->ibv_qp.qp_num);
+}
+
+int vrdma_modify_qp(struct ibv_qp *ibv_qp, struct ibv_qp_attr *attr, int mask)
+{
+	struct vrdma_qp *qp = to_vqp(ibv_qp);
+	struct ibv_modify_qp cmd = {};
+	int ret;
+
+	ret = ibv_cmd_modify_qp(ibv_qp, attr, mask, &cmd, sizeof(cmd));
+	if (ret)
+		return ret;
+	if ((mask & IBV_QP_STATE) && attr->qp_state == IBV_QPS_RESET) {
+		/* The device's indices are 0 again, and it writes no more. */
+		vrdma_clean_cqs(qp);
+		vrdma_wq_restart(&qp->sq, &qp->ctrl->sq_producer);
+		vrdma_wq_restart(&qp->rq, &qp->ctrl->rq_producer);
+	}
+	return 0;
+}
+
+int vrdma_query_qp(struct ibv_qp *ibv_qp, struct ibv_qp_attr *attr, int mask,
+		   struct ibv_qp_init_attr *init_attr)
+{
+	struct ibv_query_qp cmd = {};
+
+	return ibv_cmd_query_qp(ibv_qp, attr, mask, init_attr, &cmd,
+				sizeof(cmd));
+}
+
+int vrdma_destroy_qp(struct ibv_qp *ibv_qp)
+{
+	struct vrdma_qp *qp = to_vqp(ibv_qp);
+	int ret;
+
+	ret = ibv_cmd_destroy_qp(ibv_qp);
+	if (ret)
+		return ret;
+	vrdma_clean_cqs(qp);
+	vrdma_qp_table_remove(to_vctx(ibv_qp->context), ibv_qp->qp_num);
+	vrdma_wq_destroy(&qp->rq);
+	vrdma_wq_destroy(&qp->sq);
+	vrdma_buf_free(&qp->buf);
+	free(qp);
+	return 0;
+}

@@ -1,0 +1,1 @@
+../driver/virtio_rdma_layout.h
