@@ -9,12 +9,15 @@ use std::os::fd::RawFd;
 
 use crate::rdma::memory::Segment;
 
+pub mod ethernet;
 pub mod frame;
 pub mod loopback;
 #[cfg(any(test, feature = "test-utils"))]
 pub mod pair;
 mod queue;
 mod segments;
+pub mod stats;
+pub mod tcp;
 #[cfg(test)]
 mod test_utils;
 

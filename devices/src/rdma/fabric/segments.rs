@@ -30,7 +30,6 @@ impl Cursor {
     }
 
     /// What lies from here to the end, piece by piece.
-    #[cfg(test)]
     pub(super) fn rest<'a>(
         &self,
         segments: &'a [Segment],

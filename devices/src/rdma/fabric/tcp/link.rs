@@ -1,0 +1,122 @@
+//! One connection, from its first SYN to its end.
+
+use std::io;
+use std::net::{SocketAddr, TcpStream};
+use std::time::Instant;
+
+use thiserror::Error;
+
+use super::receive::{Malformed, Receive};
+use super::transmit::Transmit;
+use crate::rdma::fabric::PeerId;
+
+/// How far a link has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Phase {
+    /// Dialled, not connected yet.
+    Connecting,
+    /// Our HELLO is on its way, the peer's has not come.
+    Greeting,
+    /// In use.
+    Up(PeerId),
+}
+
+/// Why a link ends.
+#[derive(Debug, Error)]
+pub(super) enum LinkEnd {
+    #[error("peer closed it")]
+    Closed,
+    #[error("{0}")]
+    Io(#[from] io::Error),
+    #[error("peer sent {}", .0.0)]
+    Malformed(Malformed),
+    #[error("refused: {0}")]
+    Hello(String),
+    #[error("nothing came for {0:?}")]
+    Silent(std::time::Duration),
+    #[error("no HELLO within {0:?}")]
+    NoHello(std::time::Duration),
+    #[error("peer does not read what it is sent")]
+    Stuck,
+    #[error("there is another link to the same peer")]
+    Duplicate,
+    #[error("the address is our own")]
+    Own,
+    #[error("too many peers")]
+    TooMany,
+}
+
+/// One connection.
+pub(super) struct Link {
+    pub(super) stream: TcpStream,
+    pub(super) address: SocketAddr,
+    pub(super) phase: Phase,
+    /// Which of the addresses to dial it came from; `None` if the peer dialled.
+    pub(super) target: Option<usize>,
+    pub(super) transmit: Transmit,
+    pub(super) receive: Receive,
+    /// When it was made.
+    pub(super) born: Instant,
+    /// When something came last, or when it was made.
+    pub(super) heard: Instant,
+    /// Bytes that came.
+    pub(super) received: u64,
+    /// When the peer was asked for a sign of life, if it gave none since.
+    pub(super) pinged: Option<Instant>,
+    /// The peer's first GID_ADD came: it replaces what it announced on an earlier link.
+    pub(super) gids_came: bool,
+    /// The socket had something to read when last asked.
+    pub(super) readable: bool,
+    /// The socket took all it was given when last asked.
+    pub(super) writable: bool,
+    /// The peer has closed, or the socket failed: read on until it says so.
+    pub(super) closing: bool,
+    /// In the list of links to read from.
+    pub(super) in_ready: bool,
+    /// In the list of links to write to.
+    pub(super) in_unsent: bool,
+    /// Why it ends; such a link is not used any more.
+    pub(super) end: Option<LinkEnd>,
+    /// Tells it from others that had its slot.
+    pub(super) generation: u32,
+}
+
+impl Link {
+    pub(super) fn new(
+        stream: TcpStream,
+        address: SocketAddr,
+        phase: Phase,
+        target: Option<usize>,
+        generation: u32,
+    ) -> Self {
+        let now = Instant::now();
+        Link {
+            stream,
+            address,
+            phase,
+            target,
+            transmit: Transmit::default(),
+            receive: Receive::new(),
+            born: now,
+            heard: now,
+            received: 0,
+            pinged: None,
+            gids_came: false,
+            readable: false,
+            writable: false,
+            closing: false,
+            in_ready: false,
+            in_unsent: false,
+            end: None,
+            generation,
+        }
+    }
+
+    /// The peer, if the link is in use.
+    pub(super) fn peer(&self) -> Option<PeerId> {
+        match self.phase {
+            Phase::Up(peer) if self.end.is_none() => Some(peer),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,275 @@
+//! What waits to be sent on a link: headers and small payloads in an arena, large payloads by reference, written by one gathering
+//! call for as much as it holds.
+
+use std::collections::VecDeque;
+use std::io;
+use std::net::TcpStream;
+
+use super::socket::{self, Vectors};
+use crate::rdma::fabric::frame::{FrameHeader, HEADER_LEN};
+use crate::rdma::fabric::segments::total;
+use crate::rdma::fabric::stats::PeerStats;
+use crate::rdma::memory::Segment;
+
+/// Queued bytes above which no frame with a payload is taken.
+pub(super) const HIGH_WATER: usize = 1 << 20;
+/// Queued bytes above which no frame at all is taken: READ, ACK and NAK have the difference to themselves.
+const HARD_LIMIT: usize = 3 << 20;
+/// Queued pieces above which no frame with a payload is taken.
+const HIGH_PIECES: usize = 8192;
+/// Bytes of Ethernet frames that may be queued beside the rest.
+const ETHERNET_ROOM: usize = 512 << 10;
+/// Payloads up to this size are copied into the arena, which costs less than a place of their own in the gathering call.
+const COPIED_PAYLOAD: usize = 256;
+/// Consumed bytes at the front of the arena from which on it is moved together.
+const SLACK: usize = 64 << 10;
+
+enum Piece {
+    /// Bytes of the arena, by their place in the stream of all bytes that were ever put there.
+    Arena { start: usize, len: usize },
+    /// Guest memory.
+    Memory(Segment),
+}
+
+/// The queue of one link.
+#[derive(Default)]
+pub(super) struct Transmit {
+    arena: Vec<u8>,
+    /// Arena bytes that were dropped from its front, ever.
+    dropped: usize,
+    /// Arena bytes that were sent, ever.
+    arena_sent: usize,
+    pieces: VecDeque<Piece>,
+    queued: usize,
+    /// Bytes sent, ever.
+    sent: u64,
+    /// For each Ethernet frame that is queued, where it ends in the stream, and its length.
+    ethernet: VecDeque<(u64, usize)>,
+    ethernet_queued: usize,
+}
+
+impl Transmit {
+    /// Whether nothing is queued.
+    pub(super) fn is_empty(&self) -> bool {
+        self.queued == 0
+    }
+
+    /// Bytes queued.
+    pub(super) fn queued(&self) -> usize {
+        self.queued
+    }
+
+    /// Bytes sent so far.
+    pub(super) fn sent(&self) -> u64 {
+        self.sent
+    }
+
+    /// Whether a frame of any size is taken.
+    pub(super) fn has_room(&self) -> bool {
+        self.queued < HIGH_WATER + self.ethernet_queued && self.pieces.len() < HIGH_PIECES
+    }
+
+    /// Whether a frame without payload is taken.
+    pub(super) fn has_room_for_header(&self) -> bool {
+        self.queued < HARD_LIMIT
+    }
+
+    /// Whether an Ethernet frame is taken.
+    pub(super) fn has_room_for_ethernet(&mut self) -> bool {
+        while let Some((end, len)) = self.ethernet.front().copied() {
+            if end > self.sent {
+                break;
+            }
+            self.ethernet.pop_front();
+            self.ethernet_queued -= len;
+        }
+        self.ethernet_queued < ETHERNET_ROOM && self.has_room_for_header()
+    }
+
+    /// Queues bytes as they are.
+    pub(super) fn push_bytes(&mut self, bytes: &[u8]) {
+        if self.pieces.is_empty() {
+            self.dropped += self.arena.len();
+            self.arena_sent = self.dropped;
+            self.arena.clear();
+        } else if self.arena_sent - self.dropped >= SLACK.max(self.arena.len() / 2) {
+            self.arena.drain(..self.arena_sent - self.dropped);
+            self.dropped = self.arena_sent;
+        }
+        let start = self.dropped + self.arena.len();
+        self.arena.extend_from_slice(bytes);
+        self.queued += bytes.len();
+        // The last piece, if in the arena, ends where the arena did.
+        match self.pieces.back_mut() {
+            Some(Piece::Arena { len, .. }) => *len += bytes.len(),
+            _ => self.pieces.push_back(Piece::Arena {
+                start,
+                len: bytes.len(),
+            }),
+        }
+    }
+
+    /// Queues a frame: `inline` is copied, `payload` is as a rule not. Their length is what goes into the header. Limits are the
+    /// caller's to check.
+    pub(super) fn push(&mut self, header: &FrameHeader, inline: &[u8], payload: &[Segment]) {
+        let referred = total(payload);
+        let header = FrameHeader {
+            length: (inline.len() + referred) as u32,
+            ..*header
+        };
+        self.push_bytes(&header.encode());
+        if !inline.is_empty() {
+            self.push_bytes(inline);
+        }
+        if referred <= COPIED_PAYLOAD {
+            let mut bytes = [0; COPIED_PAYLOAD];
+            let mut filled = 0;
+            for segment in payload {
+                // SAFETY: the segment is mapped (contract of `Fabric::send`) and the bytes fit, for they are counted above.
+                // A guest that writes meanwhile changes what is sent and nothing else.
+                unsafe {
+                    let target = bytes.as_mut_ptr().add(filled);
+                    std::ptr::copy_nonoverlapping(segment.base.cast_const(), target, segment.len);
+                }
+                filled += segment.len;
+            }
+            if filled > 0 {
+                self.push_bytes(&bytes[..filled]);
+            }
+            return;
+        }
+        for segment in payload {
+            if segment.len > 0 {
+                self.pieces.push_back(Piece::Memory(*segment));
+            }
+        }
+        self.queued += referred;
+    }
+
+    /// Queues an Ethernet frame.
+    pub(super) fn push_ethernet(&mut self, header: &FrameHeader, frame: &[u8]) {
+        self.push(header, frame, &[]);
+        let len = frame.len() + HEADER_LEN;
+        self.ethernet_queued += len;
+        self.ethernet
+            .push_back((self.sent + self.queued as u64, len));
+    }
+
+    /// Writes until all is written (true) or the socket takes no more (false).
+    pub(super) fn write(
+        &mut self,
+        stream: &TcpStream,
+        vectors: &mut Vectors,
+        stats: Option<&PeerStats>,
+    ) -> io::Result<bool> {
+        while self.queued > 0 {
+            vectors.clear();
+            let mut asked = 0;
+            for piece in &self.pieces {
+                if vectors.is_full() {
+                    break;
+                }
+                let place = match *piece {
+                    Piece::Memory(segment) => segment,
+                    Piece::Arena { start, len } => Segment {
+                        // The piece lies in the arena, so this is in bounds; it is only read from.
+                        base: self.arena[start - self.dropped..].as_ptr().cast_mut(),
+                        len,
+                    },
+                };
+                asked += place.len;
+                vectors.push(place);
+            }
+            // SAFETY: arena pieces point into the arena, which is not touched before the call returns; memory pieces are mapped as
+            // long as they are queued (contract of `Fabric::send` and `forget_memory`).
+            let result = unsafe { socket::write(stream, vectors) };
+            if let Some(stats) = stats {
+                stats.send_calls.add(1);
+            }
+            match result {
+                Ok(written) => {
+                    if let Some(stats) = stats {
+                        stats.bytes_sent.add(written as u64);
+                    }
+                    self.consume(written);
+                    if written < asked {
+                        return Ok(false);
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => (),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(true)
+    }
+
+    fn consume(&mut self, mut bytes: usize) {
+        self.queued -= bytes;
+        self.sent += bytes as u64;
+        while bytes > 0 {
+            let Some(piece) = self.pieces.front_mut() else {
+                return;
+            };
+            let (step, rest) = match piece {
+                Piece::Arena { start, len } => {
+                    let step = bytes.min(*len);
+                    *start += step;
+                    *len -= step;
+                    self.arena_sent += step;
+                    (step, *len)
+                }
+                Piece::Memory(segment) => {
+                    let step = bytes.min(segment.len);
+                    segment.base = segment.base.wrapping_add(step);
+                    segment.len -= step;
+                    (step, segment.len)
+                }
+            };
+            bytes -= step;
+            if rest == 0 {
+                self.pieces.pop_front();
+            }
+        }
+    }
+
+    /// Copies what is held by reference: at most [`HIGH_WATER`] and a frame.
+    pub(super) fn forget_memory(&mut self) {
+        if !self
+            .pieces
+            .iter()
+            .any(|piece| matches!(piece, Piece::Memory(_)))
+        {
+            return;
+        }
+        let mut arena = Vec::with_capacity(self.queued);
+        for piece in self.pieces.drain(..) {
+            match piece {
+                Piece::Arena { start, len } => {
+                    let start = start - self.dropped;
+                    arena.extend_from_slice(&self.arena[start..start + len]);
+                }
+                Piece::Memory(segment) => {
+                    let filled = arena.len();
+                    arena.resize(filled + segment.len, 0);
+                    // SAFETY: the segment is mapped while it is queued; the room was made above.
+                    unsafe {
+                        let target = arena.as_mut_ptr().add(filled);
+                        std::ptr::copy_nonoverlapping(
+                            segment.base.cast_const(),
+                            target,
+                            segment.len,
+                        );
+                    }
+                }
+            }
+        }
+        self.arena = arena;
+        self.dropped = 0;
+        self.arena_sent = 0;
+        self.pieces.push_back(Piece::Arena {
+            start: 0,
+            len: self.arena.len(),
+        });
+    }
+}
