@@ -67,8 +67,90 @@ impl Default for Limits {
 }
 
 impl Limits {
+    /// Whether a device can keep these limits; if not, which one is wrong and what would be right.
+    pub fn check(&self) -> Result<(), String> {
+        let counts = [
+            ("contexts", self.contexts, 1, 65_535),
+            ("pds", self.pds, 1, 1 << 20),
+            ("mrs", self.mrs, 1, 1 << 22),
+            ("cqs", self.cqs, 1, 1 << 20),
+            ("cqe", self.cqe, 1, 1 << 21),
+            ("qps", self.qps, 1, 1 << 20),
+            ("send_wr", self.send_wr, 1, 1 << 15),
+            ("recv_wr", self.recv_wr, 1, 1 << 15),
+            ("send_sge", self.send_sge, 1, 252),
+            ("recv_sge", self.recv_sge, 1, 63),
+            ("inline", self.inline, 0, 4096 - 64),
+            ("rd_atomic", self.rd_atomic.into(), 1, 255),
+            ("gids", self.gids, 1, 256),
+            ("msg_size", self.msg_size, 1 << 12, 1 << 31),
+            ("cmd_bytes", self.cmd_bytes, 4096, 1 << 24),
+            ("sq_stride", self.sq_stride, 64, 4096),
+        ];
+        for (name, value, least, most) in counts {
+            if !(least..=most).contains(&value) {
+                return Err(format!(
+                    "rdma limit {name} is {value}; {least} to {most} is possible"
+                ));
+            }
+        }
+        for (name, value) in [
+            ("cqe", self.cqe),
+            ("send_wr", self.send_wr),
+            ("recv_wr", self.recv_wr),
+            ("sq_stride", self.sq_stride),
+        ] {
+            if !value.is_power_of_two() {
+                return Err(format!(
+                    "rdma limit {name} is {value}; it must be a power of two"
+                ));
+            }
+        }
+        let wqe = 64 + self.inline.max(16 * self.send_sge);
+        if wqe > self.sq_stride {
+            return Err(format!(
+                "rdma limit sq_stride is {}; the inline bytes and SGEs of a send need {wqe}",
+                self.sq_stride
+            ));
+        }
+        if self.mr_size == 0 || self.mr_entries == 0 {
+            return Err("rdma limits mr_size and mr_entries must not be 0".into());
+        }
+        Ok(())
+    }
+
     /// Doorbell pages that the device needs: the kernel's and one for each context.
     pub fn doorbell_pages(&self) -> u32 {
         self.contexts.saturating_add(1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_defaults_can_be_kept() {
+        assert_eq!(Limits::default().check(), Ok(()));
+    }
+
+    #[test]
+    fn a_limit_that_cannot_be_kept_is_named() {
+        let too_deep = Limits {
+            cqe: 1 << 22,
+            ..Limits::default()
+        };
+        let odd = Limits {
+            send_wr: 1000,
+            ..Limits::default()
+        };
+        let wide = Limits {
+            inline: 1024,
+            ..Limits::default()
+        };
+        for (limits, name) in [(too_deep, "cqe"), (odd, "send_wr"), (wide, "sq_stride")] {
+            let text = limits.check().unwrap_err();
+            assert!(text.contains(name), "{text}");
+        }
     }
 }

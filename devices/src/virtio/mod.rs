@@ -7,6 +7,7 @@ pub mod block;
 mod device;
 pub mod pci;
 mod queue;
+pub mod rdma;
 pub mod rng;
 #[cfg(test)]
 pub(crate) mod test_utils;
