@@ -95,6 +95,17 @@ static int vrdma_find_doorbells(struct vrdma_dev *dev)
 	return 0;
 }
 
+/* After a reset, or before the device was told that the driver is ready. */
+static void vrdma_free_vqs(struct vrdma_dev *dev)
+{
+	u32 i;
+
+	vrdma_eq_free(&dev->async);
+	for (i = 0; i < dev->num_vectors; i++)
+		vrdma_eq_free(&dev->comp[i]);
+	dev->vdev->config->del_vqs(dev->vdev);
+}
+
 static int vrdma_setup_vqs(struct vrdma_dev *dev)
 {
 	u32 i, nvqs = VIRTIO_RDMA_VQ_COMP + dev->num_vectors;
@@ -130,23 +141,12 @@ static int vrdma_setup_vqs(struct vrdma_dev *dev)
 		err = vrdma_eq_init(&dev->comp[i], vqs[VIRTIO_RDMA_VQ_COMP + i],
 				    sizeof(struct virtio_rdma_comp_event));
 	if (err)
-		dev->vdev->config->del_vqs(dev->vdev);
+		vrdma_free_vqs(dev);
 out:
 	kfree(names);
 	kfree(callbacks);
 	kfree(vqs);
 	return err;
-}
-
-/* After a reset. */
-static void vrdma_free_vqs(struct vrdma_dev *dev)
-{
-	u32 i;
-
-	vrdma_eq_free(&dev->async);
-	for (i = 0; i < dev->num_vectors; i++)
-		vrdma_eq_free(&dev->comp[i]);
-	dev->vdev->config->del_vqs(dev->vdev);
 }
 
 static int vrdma_register(struct vrdma_dev *dev)
