@@ -38,6 +38,7 @@ module_paths=('(arch|crypto|lib|mm|virt)/.*' 'fs/[^/]*' 'net/[^/]*' 'drivers/net
 # What the initrd loads.
 initrd_modules=(virtio_pci virtio_blk squashfs overlay)
 
+[ "$(id -u)" = 0 ] || need newuidmap=uidmap
 need mmdebstrap=mmdebstrap mksquashfs=squashfs-tools cpio=cpio zstd=zstd depmod=kmod xz=xz-utils busybox=busybox-static
 
 make_base() {
@@ -111,7 +112,7 @@ make_image() {
     tar -C "$extra" --no-recursion --owner=0 --group=0 --numeric-owner --mtime="@$SOURCE_DATE_EPOCH" --format=gnu \
         -T "$work/list" -cf "$work/extra.tar"
     tar --concatenate -f "$work/root.tar" "$work/extra.tar"
-    mksquashfs - "$work/out/root.img" -tar -comp lz4 -Xhc -b 65536 -root-mode 755 -no-xattrs -no-exports -quiet \
+    mksquashfs - "$work/out/root.img" -tar -comp lz4 -Xhc -b 65536 -root-mode 755 -root-uid 0 -root-gid 0 -no-xattrs -no-exports -quiet \
         -no-progress <"$work/root.tar"
 
     cp "$busybox" "$work/initrd/bin/busybox"

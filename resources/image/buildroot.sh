@@ -29,6 +29,7 @@ fi
 if [ ! -e "$root" ]; then
     # The archive has headers for its newest kernel only.
     root_of "$(kernel_package "$suite" --newest)"
+    [ "$(id -u)" = 0 ] || need newuidmap=uidmap
     need mmdebstrap=mmdebstrap
     tarball=$("$IMAGE_DIR/fetch-rdma-core.sh")
     work=$(mktemp -d "$CACHE/buildroot.XXXXXX")
