@@ -63,23 +63,37 @@ make_base() {
     mv "$work/base" "$base"
 }
 
+# The chosen modules, uncompressed: the image compresses with something that a guest unpacks faster.
 make_modules() {
-    local version target pattern
+    local version pattern
+    work=$(mktemp -d "$CACHE/modules.XXXXXX")
+    trap 'rm -rf "$work"' EXIT
     version=$(ls "$kernel/lib/modules")
-    target=$1/lib/modules/$version
-    mkdir -p "$target/kernel"
+    mkdir -p "$work/modules/$version/kernel"
     pattern=$(IFS='|' && echo "${module_paths[*]}")
-    ( cd "$kernel/lib/modules/$version/kernel" &&
-        find . -regextype posix-extended -type f -regex "\./($pattern)" ! -name '*test*' ! -path '*/drbd/*' -print0 |
-            xargs -0 cp --parents -t "$target/kernel" )
-    cp "$kernel/lib/modules/$version"/modules.{order,builtin,builtin.modinfo} "$target/"
-    # Uncompressed: the image compresses with something that a guest unpacks faster.
-    find "$target" -name '*.xz' -print0 | xargs -0r -n 16 -P "$(nproc)" xz -d
+    cd "$kernel/lib/modules/$version"
+    cp modules.{order,builtin,builtin.modinfo} "$work/modules/$version/"
+    cd kernel
+    find . -regextype posix-extended -type f -regex "\./($pattern)" ! -name '*test*' ! -path '*/drbd/*' -print0 |
+        xargs -0 cp --parents -t "$work/modules/$version/kernel"
+    cd "$work"
+    find . -name '*.xz' -print0 | xargs -0r -n 16 -P "$(nproc)" xz -d
+    mv "$work/modules" "$modules"
+}
+
+# install_modules ROOT: those and our driver, with their index.
+install_modules() {
+    local version target
+    version=$(ls "$modules")
+    target=$1/lib/modules/$version
+    mkdir -p "$1/lib"
+    cp -R "$modules" "$1/lib/modules"
     if [ -n "$driver" ]; then
         mkdir "$target/updates"
         cp "$driver/virtio_rdma.ko" "$target/updates/"
     fi
     PATH=$PATH:/usr/sbin:/sbin depmod -b "$1" "$version"
+    # kmod reads the binary forms only.
     rm -f "$target"/modules.{dep,alias,symbols,builtin.alias}
     # The root has /lib as a link to usr/lib.
     mv "$1/lib/modules" "$1/usr/lib/"
@@ -102,7 +116,7 @@ make_image() {
         cp "$provider"/*.so "$extra/usr/lib/x86_64-linux-gnu/libibverbs/"
         cp "$provider"/*.driver "$extra/etc/libibverbs.d/"
     fi
-    make_modules "$extra"
+    install_modules "$extra"
 
     # Directories that the base has are its own business: of those, only what is in them is added.
     ( cd "$extra" && find . -mindepth 1 -printf '%p%y\n' | sed 's/^\(.*\)d$/\1\//; t; s/.$//' | sort ) >"$work/ours"
@@ -112,7 +126,7 @@ make_image() {
     tar -C "$extra" --no-recursion --owner=0 --group=0 --numeric-owner --mtime="@$SOURCE_DATE_EPOCH" --format=gnu \
         -T "$work/list" -cf "$work/extra.tar"
     tar --concatenate -f "$work/root.tar" "$work/extra.tar"
-    mksquashfs - "$work/out/root.img" -tar -comp lz4 -Xhc -b 65536 -root-mode 755 -root-uid 0 -root-gid 0 -no-xattrs -no-exports -quiet \
+    mksquashfs - "$work/out/root.img" -tar -comp lz4 -b 65536 -root-mode 755 -root-uid 0 -root-gid 0 -no-xattrs -no-exports -quiet \
         -no-progress <"$work/root.tar"
 
     cp "$busybox" "$work/initrd/bin/busybox"
@@ -155,11 +169,13 @@ fi
 
 base=$CACHE/base-$suite-$(text_hash "$packages" "$(declare -f make_base)")
 kernel=$(kernel_package "$suite")
+modules=$CACHE/modules-$suite-$(text_hash "$(ls "$kernel/lib/modules")" "${module_paths[@]}" "$(declare -f make_modules)")
 image=$CACHE/image-$suite-$(text_hash "${base##*/}" "$(ls "$kernel/lib/modules")" "${driver##*/}" "${provider##*/}" \
     "$([ -z "$agent" ] || content_hash "$agent")" "$(content_hash "$0" "$IMAGE_DIR/lib.sh" "$IMAGE_DIR/guest" "$busybox")")
 if [ ! -e "$image" ]; then
     locked "image-$suite"
     [ -e "$base" ] || step "installing Debian $suite packages for the guest" make_base
+    [ -e "$modules" ] || step "choosing kernel modules of $suite" make_modules
     [ -e "$image" ] || step "making the guest image of $suite" make_image
 fi
 touch "$image"
