@@ -121,12 +121,40 @@ counters! {
         links_up,
         /// Links that were lost.
         links_lost,
+        /// System calls that sent.
+        tx_calls,
+        /// System calls that received.
+        rx_calls,
+        /// Payload bytes that were copied out of the staging buffer, and not received in place.
+        rx_staged,
+        /// Frames whose payload the device had thrown away.
+        rx_discarded,
+        /// Bytes that were queued when a link was lost.
+        tx_unsent,
         /// Ethernet frames sent.
         ethernet_tx,
         /// Ethernet frames received.
         ethernet_rx,
-        /// Ethernet frames dropped because a queue was full.
+        /// Ethernet frames that were not sent because a queue was full or there was no link.
         ethernet_dropped,
+    }
+}
+
+counters! {
+    /// Counters of the fabric's Ethernet port for the local interface.
+    EthernetCounters, EthernetSnapshot {
+        /// Frames from the interface.
+        tx_frames,
+        /// Of those, frames that went to every peer.
+        tx_flooded,
+        /// Frames that the interface had no room for in the queue to the fabric, or that were malformed. Written by the interface's thread.
+        tx_dropped,
+        /// Frames for the interface.
+        rx_frames,
+        /// Frames for the interface that its queue had no room for.
+        rx_dropped,
+        /// Frames, either way, that the switch had to keep from going where they came from, or from one peer to another.
+        filtered,
     }
 }
 
@@ -135,6 +163,8 @@ counters! {
 pub struct Stats {
     /// The device's.
     pub device: DeviceCounters,
+    /// Those of the fabric's Ethernet port.
+    pub ethernet: EthernetCounters,
     qps: Mutex<BTreeMap<u32, Arc<QpCounters>>>,
     peers: Mutex<BTreeMap<String, Arc<PeerCounters>>>,
 }
@@ -144,6 +174,8 @@ pub struct Stats {
 pub struct StatsSnapshot {
     /// The device's.
     pub device: DeviceSnapshot,
+    /// Those of the fabric's Ethernet port.
+    pub ethernet: EthernetSnapshot,
     /// By QPN, of the QPs that exist.
     pub qps: BTreeMap<u32, QpSnapshot>,
     /// By what the fabric calls the peer.
@@ -178,6 +210,12 @@ impl Stats {
         peers.insert(name, counters);
     }
 
+    /// The peer is forgotten.
+    pub(crate) fn remove_peer(&self, name: &str) {
+        let mut peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
+        peers.remove(name);
+    }
+
     /// All counters now.
     pub fn snapshot(&self) -> StatsSnapshot {
         let qps = self.qps.lock().unwrap_or_else(PoisonError::into_inner);
@@ -189,6 +227,7 @@ impl Stats {
             .collect();
         StatsSnapshot {
             device: self.device.snapshot(),
+            ethernet: self.ethernet.snapshot(),
             qps,
             peers,
         }

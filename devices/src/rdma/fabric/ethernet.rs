@@ -4,13 +4,14 @@
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use super::PeerId;
+use crate::rdma::stats::Stats;
 
 /// Longest Ethernet frame that is carried, without FCS.
 pub const MAX_FRAME: usize = 65_536;
@@ -40,16 +41,14 @@ struct Channel {
     /// Frames may wait; lets the reader look without the lock.
     waiting: AtomicBool,
     event: EventFd,
-    dropped: Arc<AtomicU64>,
 }
 
 impl Channel {
-    fn new(dropped: Arc<AtomicU64>) -> io::Result<Self> {
+    fn new() -> io::Result<Self> {
         Ok(Channel {
             frames: Mutex::default(),
             waiting: AtomicBool::new(false),
             event: EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?,
-            dropped,
         })
     }
 
@@ -58,13 +57,11 @@ impl Channel {
         self.frames.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Queues a frame or drops it; wakes the reader if it may sleep.
+    /// Queues a frame, if there is room; wakes the reader if it may sleep.
     fn push(&self, parts: &[&[u8]]) -> bool {
         let length = parts.iter().map(|part| part.len()).sum();
         let mut frames = self.lock();
         if frames.bytes.len() + length > QUEUE_BYTES || frames.lengths.len() >= QUEUE_FRAMES {
-            drop(frames);
-            self.dropped.fetch_add(1, Ordering::Relaxed);
             return false;
         }
         for part in parts {
@@ -105,6 +102,7 @@ impl Channel {
 struct Port {
     to_fabric: Channel,
     to_interface: Channel,
+    stats: Arc<Stats>,
 }
 
 /// The local interface's end of the switch port, for the thread that runs the interface. Neither side ever waits for the other: a queue
@@ -118,11 +116,11 @@ impl EthernetPort {
     /// [`MIN_FRAME`] to [`MAX_FRAME`] bytes.
     pub fn send(&self, parts: &[&[u8]]) -> bool {
         let length = parts.iter().map(|part| part.len()).sum();
-        if !(MIN_FRAME..=MAX_FRAME).contains(&length) {
-            self.port.to_fabric.dropped.fetch_add(1, Ordering::Relaxed);
-            return false;
+        let sent = (MIN_FRAME..=MAX_FRAME).contains(&length) && self.port.to_fabric.push(parts);
+        if !sent {
+            self.port.stats.ethernet.tx_dropped.add(1);
         }
-        self.port.to_fabric.push(parts)
+        sent
     }
 
     /// Takes a frame that came. Its length, which is more than `buffer` holds if the frame was cut; `None` if none waits.
@@ -158,14 +156,11 @@ pub(super) struct Switch {
 
 impl Switch {
     /// Makes the port for the local interface, in the place of an earlier one.
-    pub(super) fn make_port(
-        &mut self,
-        outgoing_dropped: Arc<AtomicU64>,
-        incoming_dropped: Arc<AtomicU64>,
-    ) -> io::Result<EthernetPort> {
+    pub(super) fn make_port(&mut self, stats: Arc<Stats>) -> io::Result<EthernetPort> {
         let port = Arc::new(Port {
-            to_fabric: Channel::new(outgoing_dropped)?,
-            to_interface: Channel::new(incoming_dropped)?,
+            to_fabric: Channel::new()?,
+            to_interface: Channel::new()?,
+            stats,
         });
         self.port = Some(port.clone());
         Ok(EthernetPort { port })
@@ -182,11 +177,17 @@ impl Switch {
         self.port.as_ref()?.to_fabric.pop(buffer)
     }
 
-    /// Hands a frame to the local interface.
+    /// Hands a frame to the local interface, or drops it.
     pub(super) fn deliver(&self, frame: &[u8]) -> bool {
-        self.port
-            .as_ref()
-            .is_some_and(|port| port.to_interface.push(&[frame]))
+        let Some(port) = &self.port else {
+            return false;
+        };
+        let delivered = port.to_interface.push(&[frame]);
+        match delivered {
+            true => port.stats.ethernet.rx_frames.add(1),
+            false => port.stats.ethernet.rx_dropped.add(1),
+        }
+        delivered
     }
 
     /// Learns where the frame came from ([`PeerId::LOCAL`]: the local interface) and says where it goes.
@@ -343,15 +344,15 @@ mod tests {
     #[test]
     fn frames_pass_the_port_whole_in_order_and_signalled() {
         let mut switch = Switch::default();
-        let dropped = Arc::new(AtomicU64::new(0));
-        let port = switch.make_port(dropped.clone(), dropped.clone()).unwrap();
+        let stats = Arc::new(Stats::default());
+        let port = switch.make_port(stats.clone()).unwrap();
         let mut buffer = [0; 100];
         assert!(switch.take_outgoing(&mut buffer).is_none());
         assert!(port.send(&[&[1; 10], &[2; 10]]));
         assert!(port.send(&[&[3; 14]]));
         assert!(!port.send(&[&[3; 13]]));
         assert!(!port.send(&[&vec![3; MAX_FRAME + 1]]));
-        assert_eq!(dropped.load(Ordering::Relaxed), 2);
+        assert_eq!(stats.ethernet.tx_dropped.get(), 2);
         assert_eq!(switch.take_outgoing(&mut buffer), Some(20));
         assert_eq!(buffer[..20], [[1; 10], [2; 10]].concat());
         assert_eq!(switch.take_outgoing(&mut buffer), Some(14));
@@ -366,15 +367,15 @@ mod tests {
     #[test]
     fn a_full_queue_drops_and_counts() {
         let mut switch = Switch::default();
-        let dropped = Arc::new(AtomicU64::new(0));
-        let port = switch.make_port(Arc::default(), dropped.clone()).unwrap();
+        let stats = Arc::new(Stats::default());
+        let port = switch.make_port(stats.clone()).unwrap();
         let frame = vec![1; 9014];
         let mut taken = 0;
         while switch.deliver(&frame) {
             taken += 1;
         }
         assert_eq!(taken, QUEUE_BYTES / frame.len());
-        assert_eq!(dropped.load(Ordering::Relaxed), 1);
+        assert_eq!(stats.ethernet.rx_dropped.get(), 1);
         let mut buffer = vec![0; 9014];
         for _ in 0..taken {
             assert_eq!(port.receive(&mut buffer), Some(9014));

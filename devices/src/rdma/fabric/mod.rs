@@ -16,7 +16,6 @@ pub mod loopback;
 pub mod pair;
 mod queue;
 mod segments;
-pub mod stats;
 pub mod tcp;
 #[cfg(test)]
 mod test_utils;

@@ -3,8 +3,6 @@
 use std::io;
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::AsRawFd;
-use std::sync::PoisonError;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use vmm_sys_util::epoll::{ControlOperation, EpollEvent, EventSet};
@@ -12,10 +10,10 @@ use vmm_sys_util::epoll::{ControlOperation, EpollEvent, EventSet};
 use super::config::Timing;
 use super::hello::Hello;
 use super::link::{Link, LinkEnd, Phase};
+use super::peers::hexadecimal;
 use super::receive::MAX_FRAME_PAYLOAD;
 use super::{LINK, TcpFabric, socket};
 use crate::rdma::fabric::frame::kind;
-use crate::rdma::fabric::stats::hexadecimal;
 use crate::rdma::fabric::{PeerId, Sink};
 
 /// Connections taken from the listener in one poll.
@@ -229,15 +227,9 @@ impl TcpFabric {
         link.phase = Phase::Up(id);
         peer.link = Some(slot);
         peer.max_frame = hello.max_frame;
-        peer.stats.links_made.add(1);
-        peer.stats.bytes_received.add(link.received);
-        peer.stats.bytes_sent.add(link.transmit.sent());
-        peer.stats.up.store(true, Ordering::Relaxed);
-        *peer
-            .stats
-            .address
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner) = Some(link.address);
+        peer.stats.links_up.add(1);
+        peer.stats.rx_bytes.add(link.received);
+        peer.stats.tx_bytes.add(link.transmit.sent());
         log::info!(
             "fabric: {}: link to {} is up, as peer {}",
             link.address,
@@ -275,9 +267,8 @@ impl TcpFabric {
         }
         peer.link = None;
         peer.heard = Some(link.heard);
-        peer.stats.up.store(false, Ordering::Relaxed);
         peer.stats.links_lost.add(1);
-        peer.stats.bytes_unsent.add(link.transmit.queued() as u64);
+        peer.stats.tx_unsent.add(link.transmit.queued() as u64);
         self.switch.forget(id);
         sink.peer_down(id);
     }

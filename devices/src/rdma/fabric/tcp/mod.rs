@@ -25,9 +25,9 @@ use vmm_sys_util::timerfd::TimerFd;
 use super::ethernet::{Destination, EthernetPort, MAX_FRAME, Switch};
 use super::frame::{FrameHeader, MAX_PAYLOAD, kind};
 use super::loopback::LocalQueue;
-use super::stats::FabricStats;
 use super::{Fabric, Gid, PeerId, SendError, Sink};
 use crate::rdma::memory::Segment;
+use crate::rdma::stats::Stats;
 
 mod config;
 mod hello;
@@ -93,7 +93,7 @@ pub struct TcpFabric {
     routes_changed: bool,
     switch: Switch,
     local: LocalQueue,
-    stats: Arc<FabricStats>,
+    stats: Arc<Stats>,
     vectors: Vectors,
     /// Where discarded payloads go, and where an Ethernet frame is looked at.
     scratch: Box<[u8]>,
@@ -102,8 +102,8 @@ pub struct TcpFabric {
 }
 
 impl TcpFabric {
-    /// Listens, and begins to dial, as configured.
-    pub fn new(config: TcpConfig) -> Result<Self, TcpError> {
+    /// Listens, and begins to dial, as configured. Its peers' counters appear in `stats` under their instances.
+    pub fn new(config: TcpConfig, stats: Arc<Stats>) -> Result<Self, TcpError> {
         let epoll = Epoll::new()?;
         let timer = TimerFd::new().map_err(io::Error::from)?;
         let listener = match config.listen {
@@ -156,7 +156,7 @@ impl TcpFabric {
             routes_changed: false,
             switch: Switch::default(),
             local: LocalQueue::default(),
-            stats: Arc::default(),
+            stats,
             vectors: Vectors::new(),
             scratch: vec![0; MAX_FRAME].into_boxed_slice(),
             now,
@@ -170,17 +170,9 @@ impl TcpFabric {
         self.listener.as_ref()?.local_addr().ok()
     }
 
-    /// The counters, to be read by any thread.
-    pub fn stats(&self) -> Arc<FabricStats> {
-        self.stats.clone()
-    }
-
     /// The port for the local network interface; there is one, so an earlier one is cut off.
     pub fn ethernet_port(&mut self) -> io::Result<EthernetPort> {
-        let port = self.switch.make_port(
-            self.stats.ethernet_outgoing_dropped.clone(),
-            self.stats.ethernet_incoming_dropped.clone(),
-        )?;
+        let port = self.switch.make_port(self.stats.clone())?;
         if let Some(fd) = self.switch.wait_fd() {
             self.epoll.ctl(
                 ControlOperation::Add,
@@ -274,7 +266,7 @@ impl TcpFabric {
                 .receive
                 .read(&link.stream, &mut self.vectors, &mut self.scratch);
             if let Some(stats) = stats {
-                stats.receive_calls.add(1);
+                stats.rx_calls.add(1);
             }
             match result {
                 Ok((0, _)) => {
@@ -290,7 +282,7 @@ impl TcpFabric {
                     // A socket with an end to tell is read until it tells it.
                     link.readable = !drained || link.closing;
                     if let Some(stats) = stats {
-                        stats.bytes_received.add(count as u64);
+                        stats.rx_bytes.add(count as u64);
                     }
                 }
                 Err(error) => match error.kind() {
@@ -336,8 +328,10 @@ impl TcpFabric {
             }
             kind::ETHERNET => match self.switch.forward(peer, payload, self.now) {
                 Destination::Interface => {
-                    if self.switch.deliver(payload) {
-                        self.stats.ethernet.received.add(1);
+                    if self.switch.deliver(payload)
+                        && let Some(peer) = self.peers.get(peer)
+                    {
+                        peer.stats.ethernet_rx.add(1);
                     }
                 }
                 _ => self.stats.ethernet.filtered.add(1),
@@ -371,7 +365,7 @@ impl TcpFabric {
             return;
         };
         if let Some(peer) = link.peer().and_then(|peer| self.peers.get(peer)) {
-            peer.stats.frames_sent.add(1);
+            peer.stats.tx_frames.add(1);
         }
         if link.writable && !link.in_unsent {
             link.in_unsent = true;
@@ -387,12 +381,12 @@ impl TcpFabric {
                 break;
             };
             frames += 1;
-            self.stats.ethernet.sent.add(1);
+            self.stats.ethernet.tx_frames.add(1);
             let frame = &self.scratch[..length.min(MAX_FRAME)];
             match self.switch.forward(PeerId::LOCAL, frame, self.now) {
                 Destination::Peer(peer) => self.send_ethernet(peer, length),
                 Destination::AllPeers => {
-                    self.stats.ethernet.flooded.add(1);
+                    self.stats.ethernet.tx_flooded.add(1);
                     for slot in 0..self.links.len() {
                         let link = self.links[slot].as_ref();
                         if let Some(peer) = link.and_then(Link::peer) {
@@ -424,6 +418,7 @@ impl TcpFabric {
             };
             link.transmit
                 .push_ethernet(&header, &self.scratch[..length]);
+            peer.stats.ethernet_tx.add(1);
             self.sent(slot);
         } else {
             peer.stats.ethernet_dropped.add(1);
@@ -463,7 +458,7 @@ impl Fabric for TcpFabric {
         }
         debug_assert!(header.length <= peer.max_frame);
         link.transmit.push(header, inline, payload);
-        peer.stats.frames_sent.add(1);
+        peer.stats.tx_frames.add(1);
         if link.writable && !link.in_unsent {
             link.in_unsent = true;
             self.unsent.push(slot);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::rdma::fabric::PeerId;
-use crate::rdma::fabric::stats::{FabricStats, PeerStats};
+use crate::rdma::stats::{PeerCounters, Stats};
 
 /// Bits of a [`PeerId`] that hold the place in the list, plus one; the others count the place's holders.
 const PLACE_BITS: u32 = 12;
@@ -20,7 +20,7 @@ pub(super) struct Peer {
     pub(super) link: Option<usize>,
     pub(super) heard: Option<Instant>,
     pub(super) max_frame: u32,
-    pub(super) stats: Arc<PeerStats>,
+    pub(super) stats: Arc<PeerCounters>,
 }
 
 /// All that were met.
@@ -68,7 +68,7 @@ impl Peers {
     pub(super) fn meet(
         &mut self,
         instance: [u8; 16],
-        stats: &FabricStats,
+        stats: &Stats,
     ) -> Option<(PeerId, Option<PeerId>)> {
         if let Some(id) = self.find(&instance) {
             return Some((id, None));
@@ -90,23 +90,25 @@ impl Peers {
             link: None,
             heard: None,
             max_frame: 0,
-            stats: Arc::new(PeerStats {
-                id: id.0,
-                instance,
-                ..PeerStats::default()
-            }),
+            stats: Arc::default(),
         };
-        stats.set(place, peer.stats.clone());
+        stats.add_peer(hexadecimal(&instance), peer.stats.clone());
         self.places.insert(instance, place);
         match self.list.get_mut(place) {
             Some(old) => {
                 self.places.remove(&old.instance);
+                stats.remove_peer(&hexadecimal(&old.instance));
                 *old = peer;
             }
             None => self.list.push(peer),
         }
         Some((id, forgotten))
     }
+}
+
+/// Bytes as hexadecimal digits: how an instance is shown.
+pub(super) fn hexadecimal(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 #[cfg(test)]
@@ -119,7 +121,7 @@ mod tests {
 
     #[test]
     fn an_instance_keeps_its_number_and_local_is_nobody() {
-        let (mut peers, stats) = (Peers::default(), FabricStats::default());
+        let (mut peers, stats) = (Peers::default(), Stats::default());
         let (first, _) = peers.meet(instance(1), &stats).unwrap();
         let (second, _) = peers.meet(instance(2), &stats).unwrap();
         assert_ne!(first, second);
@@ -129,7 +131,7 @@ mod tests {
 
     #[test]
     fn the_list_is_bounded_and_a_number_is_not_given_twice() {
-        let (mut peers, stats) = (Peers::default(), FabricStats::default());
+        let (mut peers, stats) = (Peers::default(), Stats::default());
         for number in 0..MAX_PEERS {
             let (id, _) = peers.meet(instance(number), &stats).unwrap();
             let peer = peers.get_mut(id).unwrap();
@@ -139,6 +141,7 @@ mod tests {
         let (new, forgotten) = peers.meet(instance(9999), &stats).unwrap();
         assert_eq!(forgotten, Some(old));
         assert_ne!(new, old);
+        assert_eq!(stats.snapshot().peers.len(), MAX_PEERS);
         assert!(peers.get(old).is_none() && peers.find(&instance(5)).is_none());
         peers.get_mut(new).unwrap().link = Some(0);
         assert_eq!(peers.meet(instance(10_000), &stats), None);

@@ -14,9 +14,9 @@ use crate::rdma::fabric::ethernet::{MAX_FRAME, MIN_FRAME};
 use crate::rdma::fabric::frame::{FrameHeader, HEADER_LEN, flag, kind};
 use crate::rdma::fabric::queue::checked;
 use crate::rdma::fabric::segments::{Cursor, copy};
-use crate::rdma::fabric::stats::PeerStats;
 use crate::rdma::fabric::{PeerId, Placement, Sink};
 use crate::rdma::memory::Segment;
+use crate::rdma::stats::PeerCounters;
 
 /// Longest payload that we take.
 pub(super) const MAX_FRAME_PAYLOAD: u32 = 1 << 20;
@@ -107,7 +107,7 @@ impl Receive {
         &mut self,
         peer: PeerId,
         sink: &mut dyn Sink,
-        stats: Option<&PeerStats>,
+        stats: Option<&PeerCounters>,
     ) -> Result<Input, Malformed> {
         loop {
             let Some(current) = &mut self.current else {
@@ -156,7 +156,7 @@ impl Receive {
                             );
                         }
                         if let Some(stats) = stats {
-                            stats.staged_bytes.add(staged as u64);
+                            stats.rx_staged.add(staged as u64);
                         }
                     }
                     Destination::Discard | Destination::Unasked => (),
@@ -170,7 +170,7 @@ impl Receive {
             let (header, destination) = (current.header, current.destination);
             self.current = None;
             if let Some(stats) = stats {
-                stats.frames_received.add(1);
+                stats.rx_frames.add(1);
             }
             if header.kind < kind::SEND {
                 self.greeted = true;
@@ -180,7 +180,7 @@ impl Receive {
                 Destination::Buffer => sink.frame(peer, &header, Placement::Into, &self.buffer),
                 Destination::Discard => {
                     if let Some(stats) = stats {
-                        stats.discarded.add(u64::from(length > 0));
+                        stats.rx_discarded.add(u64::from(length > 0));
                     }
                     sink.frame(peer, &header, Placement::Discard, &[]);
                 }

@@ -2,14 +2,15 @@
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::hello::Hello;
 use super::{TcpConfig, TcpError, TcpFabric, Timing};
 use crate::rdma::fabric::frame::{FrameHeader, HEADER_LEN, kind};
-use crate::rdma::fabric::stats::PeerSnapshot;
 use crate::rdma::fabric::test_utils::{Event, TestSink, segment};
 use crate::rdma::fabric::{Fabric, PeerId, Placement, SendError, Sink};
+use crate::rdma::stats::{PeerSnapshot, Stats};
 
 /// How long anything may take before a test fails.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -23,13 +24,16 @@ fn any_port() -> TcpConfig {
 
 struct Node {
     fabric: TcpFabric,
+    stats: Arc<Stats>,
     sink: TestSink,
 }
 
 impl Node {
     fn new(config: TcpConfig) -> Self {
+        let stats = Arc::new(Stats::default());
         Node {
-            fabric: TcpFabric::new(config).unwrap(),
+            fabric: TcpFabric::new(config, stats.clone()).unwrap(),
+            stats,
             sink: TestSink::default(),
         }
     }
@@ -56,12 +60,18 @@ impl Node {
     }
 
     fn links(&self) -> usize {
-        let peers = self.fabric.stats().snapshot().peers;
-        peers.iter().filter(|peer| peer.up).count()
+        self.peers()
+            .filter(|peer| peer.links_up > peer.links_lost)
+            .count()
     }
 
+    fn peers(&self) -> impl Iterator<Item = PeerSnapshot> {
+        self.stats.snapshot().peers.into_values()
+    }
+
+    /// Of the only peer.
     fn counters(&self) -> PeerSnapshot {
-        self.fabric.stats().snapshot().peers[0].clone()
+        self.peers().next().unwrap()
     }
 
     fn count(&self, event: &Event) -> usize {
@@ -179,11 +189,11 @@ fn frames_of_all_sizes_cross_both_ways_in_order() {
     assert_eq!(right.sink.payloads(), expected);
     let counters = right.counters();
     // The GIDs, and what was sent.
-    assert_eq!(counters.frames_received, 201);
-    assert_eq!(counters.frames_sent, 201);
+    assert_eq!(counters.rx_frames, 201);
+    assert_eq!(counters.tx_frames, 201);
     let bytes: usize = expected.iter().map(|payload| payload.len() + 48).sum();
-    assert_eq!(counters.bytes_received, bytes as u64 + 48 + 80);
-    assert_eq!(counters.bytes_sent, counters.bytes_received);
+    assert_eq!(counters.rx_bytes, bytes as u64 + 48 + 80);
+    assert_eq!(counters.tx_bytes, counters.rx_bytes);
 }
 
 #[test]
@@ -199,8 +209,8 @@ fn small_frames_share_system_calls_and_large_ones_are_not_staged() {
         nodes[1].sink.frames() == 1000
     });
     let after = left.counters();
-    assert!(after.send_calls - before.send_calls <= 4);
-    assert!(right.counters().receive_calls < 20);
+    assert!(after.tx_calls - before.tx_calls <= 4);
+    assert!(right.counters().rx_calls < 20);
 
     let before = right.counters();
     let mut payload = bytes(2, 65_536);
@@ -213,7 +223,7 @@ fn small_frames_share_system_calls_and_large_ones_are_not_staged() {
     });
     let after = right.counters();
     // Of 13 MB, what came before the fabric expected large ones.
-    assert!(after.staged_bytes - before.staged_bytes < 2 * 65_536);
+    assert!(after.rx_staged - before.rx_staged < 2 * 65_536);
 }
 
 #[test]
@@ -267,9 +277,9 @@ fn a_stream_cut_at_every_place_is_put_together() {
     let mut frames = 0;
     for cut in 1..wire.len() {
         stream.write_all(&wire[..cut]).unwrap();
-        let fed = node.counters().bytes_received;
+        let fed = node.counters().rx_bytes;
         run(&mut [&mut node], |nodes| {
-            nodes[0].counters().bytes_received >= fed + cut as u64
+            nodes[0].counters().rx_bytes >= fed + cut as u64
         });
         stream.write_all(&wire[cut..]).unwrap();
         frames += 4;
@@ -321,7 +331,7 @@ fn two_that_dial_one_another_keep_one_link() {
             nodes.iter().all(|node| node.linked() && links(node) == 1)
         });
         // That is the end of it.
-        let made = |node: &Node| node.counters().links_made;
+        let made = |node: &Node| node.counters().links_up;
         let before = [made(&left), made(&right)];
         idle(&mut [&mut left, &mut right], Duration::from_millis(100));
         assert_eq!([made(&left), made(&right)], before);
@@ -334,8 +344,7 @@ fn two_that_dial_one_another_keep_one_link() {
         });
         for node in [&left, &right] {
             assert_eq!(links(node), 1);
-            let snapshot = node.fabric.stats().snapshot();
-            assert_eq!(snapshot.peers.len(), 1);
+            assert_eq!(node.peers().count(), 1);
         }
     }
 }
@@ -358,7 +367,7 @@ fn a_taken_address_is_named() {
     let node = Node::new(any_port());
     let mut config = any_port();
     config.listen = Some(node.address());
-    let error = TcpFabric::new(config).err().unwrap();
+    let error = TcpFabric::new(config, Arc::default()).err().unwrap();
     assert!(matches!(error, TcpError::Listen { .. }));
     assert!(error.to_string().contains(&node.address().to_string()));
 }
@@ -374,8 +383,8 @@ fn a_peer_that_comes_back_is_the_same_and_another_one_there_is_not() {
     }
     run(&mut [&mut left, &mut right], |nodes| {
         nodes.iter().all(|node| {
-            let peer = &node.fabric.stats().snapshot().peers[0];
-            peer.links_made == 2 && peer.up
+            let peer = node.counters();
+            (peer.links_up, peer.links_lost) == (2, 1)
         })
     });
     assert_eq!(left.count(&Event::Down(first)), 1);
@@ -427,7 +436,7 @@ fn a_peer_dies_in_the_middle_of_a_frame() {
 }
 
 #[test]
-fn frames_sent_before_the_end_of_a_link_arrive() {
+fn tx_frames_before_the_end_of_a_link_arrive() {
     let mut node = Node::new(any_port());
     let mut stream = stranger(&mut node, [9; 16]);
     let header = FrameHeader {
@@ -544,8 +553,8 @@ fn an_idle_link_stays_up_by_pings() {
         start.elapsed() > Duration::from_millis(900)
     });
     assert!(left.linked() && right.linked());
-    assert_eq!(left.counters().links_made, 1);
-    assert!(left.counters().frames_sent > 5);
+    assert_eq!(left.counters().links_up, 1);
+    assert!(left.counters().tx_frames > 5);
 }
 
 #[test]
@@ -559,9 +568,9 @@ fn a_queue_that_fills_says_so_and_keeps_room_for_acknowledgements() {
         match node.send(kind::WRITE, &mut payload) {
             Ok(()) => sent += 1,
             Err(SendError::Full) => {
-                let before = node.counters().bytes_sent;
+                let before = node.counters().tx_bytes;
                 node.fabric.flush();
-                if node.counters().bytes_sent == before {
+                if node.counters().tx_bytes == before {
                     break;
                 }
             }
@@ -589,7 +598,7 @@ fn a_queue_that_fills_says_so_and_keeps_room_for_acknowledgements() {
         (stream, got)
     });
     run(&mut [&mut node], |nodes| {
-        nodes[0].fabric.can_send(peer) && nodes[0].counters().bytes_sent >= 80 + total as u64
+        nodes[0].fabric.can_send(peer) && nodes[0].counters().tx_bytes >= 80 + total as u64
     });
     let (_stream, got) = reader.join().unwrap();
     assert_eq!(got[48 + 48..48 + 48 + 65_536], payload);
@@ -606,9 +615,9 @@ fn queued_payloads_are_copied_when_memory_is_let_go_of() {
     for i in 0.. {
         let mut buffer = bytes(i, 30_000 + i);
         if node.send(kind::WRITE, &mut buffer).is_err() {
-            let before = node.counters().bytes_sent;
+            let before = node.counters().tx_bytes;
             node.fabric.flush();
-            if node.counters().bytes_sent == before {
+            if node.counters().tx_bytes == before {
                 break;
             }
             continue;
@@ -631,7 +640,7 @@ fn queued_payloads_are_copied_when_memory_is_let_go_of() {
     });
     let total: usize = sent.iter().map(|payload| payload.len() + 48).sum();
     run(&mut [&mut node], |nodes| {
-        nodes[0].counters().bytes_sent >= 80 + 48 + total as u64
+        nodes[0].counters().tx_bytes >= 80 + 48 + total as u64
     });
     reader.join().unwrap();
 }
@@ -653,7 +662,7 @@ fn a_payload_that_is_being_read_is_asked_for_anew() {
         at += part;
         let fed = 80 + 48 + at as u64;
         run(&mut [&mut node], |nodes| {
-            nodes[0].counters().bytes_received >= fed
+            nodes[0].counters().rx_bytes >= fed
         });
         node.fabric.forget_memory();
         node.sink.move_memory();
@@ -713,10 +722,10 @@ fn memory_that_is_not_there_ends_the_link_and_not_the_process() {
         ..FrameHeader::default()
     };
     stream.write_all(&header.encode()).unwrap();
-    let fed = node.counters().bytes_received;
+    let fed = node.counters().rx_bytes;
     let deadline = Instant::now() + PATIENCE;
     // The header alone first: what is staged would be copied by us.
-    while node.counters().bytes_received < fed + 48 || node.fabric.poll(&mut NoMemory) {
+    while node.counters().rx_bytes < fed + 48 || node.fabric.poll(&mut NoMemory) {
         node.fabric.poll(&mut NoMemory);
         assert!(Instant::now() < deadline);
     }
@@ -809,10 +818,9 @@ fn eight_peers_share_one_fabric_fairly() {
         }
         nodes[8].sink.frames() == 400
     });
-    let snapshot = hub.fabric.stats().snapshot();
-    assert_eq!(snapshot.peers.len(), 8);
-    for peer in snapshot.peers {
-        assert_eq!(peer.frames_received, 51);
+    assert_eq!(hub.peers().count(), 8);
+    for peer in hub.peers() {
+        assert_eq!(peer.rx_frames, 51);
     }
     for (event, _) in hub.sink.events.iter().zip(0..) {
         if let Event::Frame { payload, .. } = event {
@@ -880,7 +888,7 @@ fn ethernet_is_flooded_until_learned_and_never_goes_from_peer_to_peer() {
     assert_eq!(got, Some(known));
     // The second sends to the first: the hub has no say in that.
     assert!(ports[1].send(&[&frame(10, 11, 60)]));
-    let filtered = |nodes: &[&mut Node]| nodes[2].fabric.stats().snapshot().ethernet.filtered;
+    let filtered = |nodes: &[&mut Node]| nodes[2].stats.snapshot().ethernet.filtered;
     run(&mut nodes, |nodes| filtered(nodes) == 1);
     assert_eq!(receive(&ports[0]), None);
     assert_eq!(receive(&ports[1]), None);
@@ -895,9 +903,9 @@ fn ethernet_does_not_starve_behind_rdma_and_is_dropped_beyond_its_room() {
     let mut payload = bytes(1, 65_536);
     // The peer reads nothing: the queue fills.
     while node.send(kind::WRITE, &mut payload).is_ok() || {
-        let before = node.counters().bytes_sent;
+        let before = node.counters().tx_bytes;
         node.fabric.flush();
-        node.counters().bytes_sent > before
+        node.counters().tx_bytes > before
     } {}
     let frame = bytes(2, 9014);
     let mut offered = 0;

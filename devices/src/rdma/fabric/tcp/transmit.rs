@@ -8,8 +8,8 @@ use std::net::TcpStream;
 use super::socket::{self, Vectors};
 use crate::rdma::fabric::frame::{FrameHeader, HEADER_LEN};
 use crate::rdma::fabric::segments::total;
-use crate::rdma::fabric::stats::PeerStats;
 use crate::rdma::memory::Segment;
+use crate::rdma::stats::PeerCounters;
 
 /// Queued bytes above which no frame with a payload is taken.
 pub(super) const HIGH_WATER: usize = 1 << 20;
@@ -160,7 +160,7 @@ impl Transmit {
         &mut self,
         stream: &TcpStream,
         vectors: &mut Vectors,
-        stats: Option<&PeerStats>,
+        stats: Option<&PeerCounters>,
     ) -> io::Result<bool> {
         while self.queued > 0 {
             vectors.clear();
@@ -184,12 +184,12 @@ impl Transmit {
             // long as they are queued (contract of `Fabric::send` and `forget_memory`).
             let result = unsafe { socket::write(stream, vectors) };
             if let Some(stats) = stats {
-                stats.send_calls.add(1);
+                stats.tx_calls.add(1);
             }
             match result {
                 Ok(written) => {
                     if let Some(stats) = stats {
-                        stats.bytes_sent.add(written as u64);
+                        stats.tx_bytes.add(written as u64);
                     }
                     self.consume(written);
                     if written < asked {
