@@ -1,81 +1,203 @@
-//! Requester, responder and completer of each transport: state machines that own no I/O.
+//! The engine: requester, responder and completer of each transport. State machines that own no I/O and no object.
+//!
+//! | module | holds |
+//! | --- | --- |
+//! | [`requester`] | from send queue to frames, and retiring in order |
+//! | [`responder`] | requests of peers, and their answers |
+//! | [`completer`] | what peers say of our requests |
+//! | [`retry`] | going back, waiting, asking, giving up |
+//! | [`flush`] | the error state |
+//! | [`scheduler`] | which QP has its turn; doorbells; going to sleep |
+//! | [`sink`] | frames to the QPs that they are for |
+//! | [`control`] | changes of state that a command brings about |
+//! | [`timer`], [`sge`], [`completion`], [`transport`] | timers, local memory, CQEs, what a connection remembers |
+//!
+//! Completion rule: no work request completes with success before the far side has said that it is placed.
 
+use std::collections::VecDeque;
 use std::time::Instant;
 
+use super::events::{EventKind, Events};
+use super::fabric::PeerId;
 use super::fabric::frame::FrameHeader;
-use super::fabric::{Fabric, PeerId, Placement, Sink};
-use super::memory::Segment;
-use super::objects::{Objects, QpState};
+use super::memory::{Memory, Segment};
+use super::objects::{Cqs, Objects, Qp, QpState};
+use super::stats::Stats;
+use super::wire::{Cqe, feature, kick};
 
-/// State of one QP's connection.
+mod completer;
+mod completion;
+mod control;
+mod flush;
+mod requester;
+mod responder;
+mod retry;
+mod scheduler;
+mod sge;
+mod sink;
+mod timer;
+mod transport;
+
+#[cfg(test)]
+mod test_utils;
+
+pub use sink::Receiver;
+pub use transport::Transport;
+
+use timer::Timers;
+
+/// Answers to frames that no QP will answer, at most; a peer that asks faster is not told each time.
+const MAX_STRAYS: usize = 256;
+
+/// The engine of a device. What it remembers of a QP lies with the QP ([`Transport`]).
 #[derive(Debug, Default)]
-pub struct Transport;
+pub struct Engine {
+    lists: Lists,
+    scratch: Scratch,
+    /// Routes changed since they were last looked at.
+    routes_changed: bool,
+}
 
-impl Transport {
-    /// Whether the send queue still has messages that were begun.
-    pub fn is_draining(&self) -> bool {
-        false
+/// Whose turn it is.
+#[derive(Debug, Default)]
+struct Lists {
+    /// QPs whose queues are looked at.
+    hot: VecDeque<u32>,
+    /// QPs that owe their peer something.
+    owing: VecDeque<u32>,
+    timers: Timers,
+    /// Frames for peers that belong to no QP, or no more.
+    strays: VecDeque<(PeerId, FrameHeader)>,
+    /// Work requests are about to be flushed whose memory the fabric may still be using.
+    forget: bool,
+}
+
+impl Lists {
+    fn stray(&mut self, peer: PeerId, frame: FrameHeader) {
+        if self.strays.len() < MAX_STRAYS && self.strays.back() != Some(&(peer, frame)) {
+            self.strays.push_back((peer, frame));
+        }
     }
 }
 
-/// What the engine remembers of all QPs.
+/// Room that is used again and again, so that nothing is allocated per message. Empty between uses.
 #[derive(Debug, Default)]
-pub struct Engine {}
+struct Scratch {
+    segments: Vec<Segment>,
+    bytes: Vec<u8>,
+}
+
+/// Whether something is owed after a round of answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Owes {
+    /// Nothing.
+    Nothing,
+    /// There is more than a round allows.
+    More,
+    /// The fabric has no room.
+    NoRoom,
+}
+
+/// What a QP's state machines may touch beside the QP.
+struct Env<'a> {
+    memory: &'a Memory,
+    cqs: &'a mut Cqs,
+    events: &'a mut Events,
+    stats: &'a Stats,
+    lists: &'a mut Lists,
+    scratch: &'a mut Scratch,
+    now: Instant,
+    /// Atomics were negotiated.
+    atomics: bool,
+    max_msg_size: u32,
+}
 
 impl Engine {
-    /// The owner of a doorbell page has work.
-    pub fn doorbell(&mut self, _objects: &mut Objects, _page: u32) {}
-
-    /// A QP was taken from state `old` to that which it has.
-    pub fn qp_state_changed(
-        &mut self,
-        _objects: &mut Objects,
-        _fabric: &dyn Fabric,
-        _qpn: u32,
-        _old: QpState,
-    ) {
-    }
-
-    /// The QP is about to go.
-    pub fn qp_destroyed(&mut self, _objects: &mut Objects, _qpn: u32) {}
-
-    /// One bounded round of everything. True if there was work.
-    pub fn round(
-        &mut self,
-        _objects: &mut Objects,
-        _fabric: &mut dyn Fabric,
-        _now: Instant,
-    ) -> bool {
-        false
-    }
-
-    /// Asks for doorbells wherever queues will not be looked at. True when a look after that found work.
-    pub fn before_sleep(&mut self, _objects: &mut Objects) -> bool {
-        false
-    }
-
-    /// When the next timer goes off.
-    pub fn next_timer(&self) -> Option<Instant> {
-        None
+    /// A QP and what its state machines may touch.
+    fn enter<'a>(
+        &'a mut self,
+        objects: &'a mut Objects,
+        qpn: u32,
+        now: Instant,
+    ) -> Option<(&'a mut Qp, Env<'a>)> {
+        let qp = objects.qps.get_mut(qpn)?;
+        let env = Env {
+            memory: &objects.memory,
+            cqs: &mut objects.cqs,
+            events: &mut objects.events,
+            stats: &objects.stats,
+            lists: &mut self.lists,
+            scratch: &mut self.scratch,
+            now,
+            atomics: objects.features & feature::ATOMICS != 0,
+            max_msg_size: objects.limits.msg_size,
+        };
+        Some((qp, env))
     }
 }
 
-/// The device as the fabric sees it.
-pub struct Receiver<'a> {
-    /// The engine.
-    pub engine: &'a mut Engine,
-    /// The objects.
-    pub objects: &'a mut Objects,
-    /// The time of this round.
-    pub now: Instant,
-}
-
-impl Sink for Receiver<'_> {
-    fn place(&mut self, _: PeerId, _: &FrameHeader, _: u32, _: &mut Vec<Segment>) -> Placement {
-        Placement::Discard
+impl Env<'_> {
+    /// Writes a CQE. False when the CQ takes no more; its QPs fail for that at the end of the round.
+    fn complete(&mut self, cqn: u32, cqe: &Cqe, solicited: bool) -> bool {
+        self.cqs.complete(cqn, cqe, solicited, self.events).is_ok()
     }
-    fn frame(&mut self, _: PeerId, _: &FrameHeader, _: Placement, _: &[u8]) {}
-    fn peer_up(&mut self, _: PeerId) {}
-    fn peer_down(&mut self, _: PeerId) {}
-    fn routes_changed(&mut self) {}
+
+    fn raise(&mut self, qp: &mut Qp, kind: EventKind) {
+        qp.raise(kind, self.events);
+    }
+
+    /// Puts the QP on the list of those whose queues are looked at; it wants no doorbells meanwhile.
+    fn heat(&mut self, qp: &mut Qp) {
+        qp.transport.empty_looks = 0;
+        if !qp.transport.hot {
+            qp.transport.hot = true;
+            qp.kick.clear(kick::SQ | kick::RQ);
+            self.lists.hot.push_back(qp.qpn);
+        }
+    }
+
+    /// Puts the QP on the list of those that owe their peer something.
+    fn owe(&mut self, qp: &mut Qp) {
+        if !qp.transport.owing {
+            qp.transport.owing = true;
+            self.lists.owing.push_back(qp.qpn);
+        }
+    }
+
+    fn arm(&mut self, qp: &mut Qp, at: Instant) {
+        self.lists.timers.arm(&mut qp.transport.timer, qp.qpn, at);
+    }
+
+    /// Takes the QP to ERR, telling of `event`.
+    fn error(&mut self, qp: &mut Qp, event: Option<EventKind>) {
+        if qp.state == QpState::Err {
+            return;
+        }
+        qp.fail(event, self.events);
+        self.failed(qp);
+    }
+
+    /// The QP cannot go on, and no CQE tells why.
+    fn fatal(&mut self, qp: &mut Qp) {
+        self.error(qp, Some(EventKind::QpFatal));
+    }
+
+    /// What follows when a QP is in ERR, however it came there.
+    fn failed(&mut self, qp: &mut Qp) {
+        qp.transport.requester.halt();
+        responder::abandon(qp);
+        self.lists.timers.cancel(&mut qp.transport.timer, qp.qpn);
+        self.lists.forget = true;
+        self.owe(qp);
+        self.heat(qp);
+    }
+
+    fn discarded(&self) {
+        self.stats.device.rx_discarded.add(1);
+    }
+
+    fn retried(&self, qp: &Qp) {
+        self.stats.device.retries.add(1);
+        qp.stats.retries.add(1);
+    }
 }

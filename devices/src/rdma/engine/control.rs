@@ -1,0 +1,135 @@
+//! Changes of state that a command brings about.
+
+use std::time::Instant;
+
+use super::transport::Transport;
+use super::{Engine, Env, requester, responder, retry};
+use crate::rdma::fabric::frame::{FrameHeader, kind};
+use crate::rdma::fabric::{Fabric, PeerId};
+use crate::rdma::objects::{Objects, Qp, QpKind, QpState};
+use crate::rdma::wire::kick;
+
+impl Engine {
+    /// A command was carried out that changed the QP's state or attributes; `old` is the state before.
+    pub fn qp_state_changed(
+        &mut self,
+        objects: &mut Objects,
+        fabric: &dyn Fabric,
+        qpn: u32,
+        old: QpState,
+    ) {
+        let Some((qp, mut env)) = self.enter(objects, qpn, Instant::now()) else {
+            return;
+        };
+        if qp.kind != QpKind::Rc {
+            return;
+        }
+        match qp.state {
+            QpState::Reset => env.leave(qp),
+            QpState::Err if old != QpState::Err => env.failed(qp),
+            QpState::Rtr => {
+                qp.transport.responder.expected = qp.attrs.rq_psn;
+                qp.transport.dest_qpn = qp.attrs.dest_qpn;
+                qp.transport.peer = fabric.route(&qp.attrs.dgid);
+                // Receives are looked at when a message comes.
+                qp.kick.clear(kick::RQ);
+            }
+            QpState::Rts if old == QpState::Rtr => {
+                let requester = &mut qp.transport.requester;
+                let first = qp.attrs.sq_psn;
+                (requester.oldest, requester.acked, requester.sent) = (first, first, first);
+                env.heat(qp);
+            }
+            QpState::Rts => {
+                qp.transport.requester.tell_drained = false;
+                env.heat(qp);
+            }
+            QpState::Sqd => {
+                env.reroute(qp, fabric);
+                let requester = &mut qp.transport.requester;
+                if old == QpState::Rts && qp.attrs.en_sqd_async {
+                    requester.tell_drained = true;
+                    requester::retire(qp, &mut env);
+                }
+                env.heat(qp);
+            }
+            _ => {}
+        }
+    }
+
+    /// The QP is about to be destroyed.
+    pub fn qp_destroyed(&mut self, objects: &mut Objects, qpn: u32) {
+        if let Some((qp, mut env)) = self.enter(objects, qpn, Instant::now()) {
+            env.leave(qp);
+        }
+    }
+
+    /// Looks up all routes anew.
+    pub(super) fn reroute(&mut self, objects: &mut Objects, fabric: &dyn Fabric, now: Instant) {
+        let connected = |qp: &&Qp| qp.kind == QpKind::Rc && qp.state.receives();
+        let qpns: Vec<u32> = objects
+            .qps
+            .iter()
+            .filter(connected)
+            .map(|qp| qp.qpn)
+            .collect();
+        for qpn in qpns {
+            if let Some((qp, mut env)) = self.enter(objects, qpn, now) {
+                env.reroute(qp, fabric);
+            }
+        }
+    }
+}
+
+impl Env<'_> {
+    /// Follows the route of the QP's destination.
+    fn reroute(&mut self, qp: &mut Qp, fabric: &dyn Fabric) {
+        let route = fabric.route(&qp.attrs.dgid);
+        let kept = |peer: PeerId| route.is_none() && !fabric.is_up(peer);
+        // A peer whose link is lost is still the one that the QP was connected to.
+        if route == qp.transport.peer || qp.transport.peer.is_some_and(kept) {
+            return;
+        }
+        if qp.transport.peer.is_some() {
+            retry::link_lost(qp, self);
+            responder::link_lost(qp);
+        }
+        qp.transport.peer = route;
+        self.heat(qp);
+    }
+
+    /// The QP forgets its connection, and tells the peer what it must so that nobody waits for ever.
+    fn leave(&mut self, qp: &mut Qp) {
+        if let Some(peer) = qp.transport.peer {
+            let base = FrameHeader {
+                dst_qpn: qp.transport.dest_qpn,
+                src_qpn: qp.qpn,
+                ..FrameHeader::default()
+            };
+            if qp.transport.responder.ack {
+                let seq = qp.transport.responder.expected;
+                let ack = FrameHeader {
+                    kind: kind::ACK,
+                    seq,
+                    ..base
+                };
+                self.lists.stray(peer, ack);
+            }
+            responder::abandon(qp);
+            if let Some(refusal) = qp.transport.responder.nak {
+                let frame = FrameHeader {
+                    kind: kind::NAK,
+                    seq: refusal.seq,
+                    rkey: refusal.code,
+                    aux: refusal.aux,
+                    ..base
+                };
+                self.lists.stray(peer, frame);
+            }
+        }
+        self.lists.timers.cancel(&mut qp.transport.timer, qp.qpn);
+        self.lists.hot.retain(|qpn| *qpn != qp.qpn);
+        self.lists.owing.retain(|qpn| *qpn != qp.qpn);
+        qp.transport = Transport::default();
+    }
+}

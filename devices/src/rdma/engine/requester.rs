@@ -1,0 +1,415 @@
+//! The sending side of a reliable connection: takes work from the send queue, cuts it into frames, and retires it in order.
+//!
+//! A WQE is copied once, when it is taken, and checked whole before any of it is sent. A WQE that is refused takes its place among the messages in
+//! flight, so that its error comes after all earlier completions; nothing behind it is sent.
+
+use super::transport::{Message, Requester, Standing, Wait, before};
+use super::{Env, completion, retry, sge};
+use crate::rdma::events::EventKind;
+use crate::rdma::fabric::frame::{FrameHeader, flag, kind};
+use crate::rdma::fabric::{Fabric, SendError};
+use crate::rdma::objects::{Qp, QpState};
+use crate::rdma::wire::{SendWqeHeader, access, cqe_status, send_flag, send_opcode, vendor_err};
+
+/// Messages of one QP in flight.
+const MAX_IN_FLIGHT: usize = 256;
+
+/// Largest payload of a frame, if the fabric takes it: what a QP sends before another has its turn.
+const MAX_SEGMENT: u32 = 256 << 10;
+
+/// Messages and bytes that a QP may send in one round.
+const ROUND_MESSAGES: u32 = 32;
+const ROUND_BYTES: u32 = 256 << 10;
+
+/// What a round of a QP came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Step {
+    /// There was work, and there may be more.
+    Worked,
+    /// There is work, but the fabric has no room for it now.
+    Full,
+    /// There is work, but it waits for the peer or a timer, which will make the QP hot again.
+    Blocked,
+    /// The send queue is empty.
+    Idle,
+}
+
+/// One bounded round: takes WQEs and sends frames.
+pub(super) fn step(qp: &mut Qp, env: &mut Env<'_>, fabric: &mut dyn Fabric) -> Step {
+    let (mut messages, mut bytes) = (0, 0);
+    retry::ask(qp, fabric);
+    let step = loop {
+        if messages >= ROUND_MESSAGES || bytes >= ROUND_BYTES {
+            break Step::Worked;
+        }
+        let requester = &qp.transport.requester;
+        if requester.wait != Wait::None {
+            break Step::Blocked;
+        }
+        if requester.position as usize == requester.messages.len() {
+            if qp.state != QpState::Rts {
+                break Step::Idle;
+            }
+            if requester.halted || requester.messages.len() >= MAX_IN_FLIGHT {
+                break Step::Blocked;
+            }
+            if requester.taken == requester.produced {
+                match qp.sq.pending(requester.taken) {
+                    Ok(produced) => qp.transport.requester.produced = produced,
+                    Err(_) => {
+                        env.fatal(qp);
+                        break Step::Idle;
+                    }
+                }
+                let requester = &qp.transport.requester;
+                if requester.taken == requester.produced {
+                    break Step::Idle;
+                }
+            }
+            take(qp, env);
+            messages += 1;
+            continue;
+        }
+        if skip_answered(&mut qp.transport.requester) {
+            continue;
+        }
+        let requester = &qp.transport.requester;
+        if requester.messages[requester.position as usize].standing != Standing::Pending {
+            // It failed, and nothing behind it is sent.
+            break Step::Blocked;
+        }
+        match transmit(qp, env, fabric) {
+            Ok(sent) => bytes += sent.max(64),
+            Err(why) => break why,
+        }
+    };
+    if qp.transport.requester.halted {
+        retire(qp, env);
+    }
+    if messages > 0 || bytes > 0 {
+        Step::Worked
+    } else {
+        step
+    }
+}
+
+/// Takes the next WQE. It must be there.
+fn take(qp: &mut Qp, env: &mut Env<'_>) {
+    let requester = &mut qp.transport.requester;
+    let index = requester.taken;
+    requester.taken = index.wrapping_add(1);
+    if requester.messages.is_empty() {
+        requester.since = Some(env.now);
+    }
+    let first_sge = requester
+        .first_sge
+        .wrapping_add(requester.sges.len() as u32);
+    let header = qp.sq.header(index);
+    let mut message = Message {
+        wr_id: header.wr_id.get(),
+        index,
+        opcode: header.opcode,
+        flags: header.flags,
+        num_sge: 0,
+        imm: header.imm,
+        rkey: header.rkey.get(),
+        remote_addr: header.remote_addr.get(),
+        length: 0,
+        first_sge,
+        operands: [header.compare_add.get(), header.swap.get()],
+        received: 0,
+        standing: Standing::Pending,
+    };
+    match check(qp, env, &header, index) {
+        Ok((num_sge, length)) => (message.num_sge, message.length) = (num_sge, length),
+        Err((status, vendor)) => {
+            message.standing = Standing::Failed { status, vendor };
+            qp.transport.requester.halted = true;
+        }
+    }
+    qp.transport.requester.messages.push_back(message);
+    retry::watch(qp, env);
+}
+
+/// Checks a WQE's copy and keeps its SGEs. Returns their number and the message's length, or what it completes with.
+fn check(
+    qp: &mut Qp,
+    env: &mut Env<'_>,
+    wqe: &SendWqeHeader,
+    index: u32,
+) -> Result<(u16, u32), (u8, u32)> {
+    let opcode_error = (cqe_status::LOC_QP_OP_ERR, vendor_err::OPCODE);
+    let count_error = (cqe_status::LOC_QP_OP_ERR, vendor_err::SGE_COUNT);
+    let length_error = (cqe_status::LOC_LEN_ERR, vendor_err::MESSAGE_LENGTH);
+    let reads = match wqe.opcode {
+        send_opcode::WRITE | send_opcode::WRITE_IMM | send_opcode::SEND | send_opcode::SEND_IMM => {
+            false
+        }
+        send_opcode::READ => true,
+        send_opcode::CMP_AND_SWP | send_opcode::FETCH_AND_ADD if env.atomics => true,
+        _ => return Err(opcode_error),
+    };
+    if wqe.flags & !send_flag::ALL != 0 || reads && qp.attrs.max_rd_atomic == 0 {
+        return Err(opcode_error);
+    }
+    if wqe.flags & send_flag::INLINE != 0 {
+        let length = wqe.inline_len.get();
+        return if reads {
+            Err(opcode_error)
+        } else if wqe.num_sge.get() != 0 || length > qp.caps.max_inline {
+            Err(count_error)
+        } else {
+            Ok((0, length))
+        };
+    }
+    let num_sge = wqe.num_sge.get();
+    if u32::from(num_sge) > qp.caps.max_send_sge {
+        return Err(count_error);
+    }
+    let needed = if reads { access::LOCAL_WRITE } else { 0 };
+    let kept = qp.transport.requester.sges.len();
+    let mut length = 0_u64;
+    for position in 0..num_sge {
+        let one = qp.sq.sge(index, position);
+        length += u64::from(one.length.get());
+        let refused = if length > u64::from(env.max_msg_size) {
+            Some(length_error)
+        } else {
+            sge::check(env.memory, qp, &one, needed).err()
+        };
+        if let Some(error) = refused {
+            qp.transport.requester.sges.truncate(kept);
+            return Err(error);
+        }
+        qp.transport.requester.sges.push_back(one);
+    }
+    if is_atomic(wqe.opcode) && length != 8 {
+        qp.transport.requester.sges.truncate(kept);
+        return Err(length_error);
+    }
+    // Not above max_msg_size, which is a u32.
+    Ok((num_sge, length as u32))
+}
+
+pub(super) fn is_atomic(opcode: u8) -> bool {
+    matches!(
+        opcode,
+        send_opcode::CMP_AND_SWP | send_opcode::FETCH_AND_ADD
+    )
+}
+
+/// Whether the message is answered with data.
+pub(super) fn is_read(opcode: u8) -> bool {
+    opcode == send_opcode::READ || is_atomic(opcode)
+}
+
+/// Steps over a message that was answered before the requester went back.
+fn skip_answered(requester: &mut Requester) -> bool {
+    let message = &requester.messages[requester.position as usize];
+    let seq = requester.oldest.wrapping_add(requester.position);
+    let answered = message.standing == Standing::Done
+        || !is_read(message.opcode) && before(seq, requester.acked);
+    if answered {
+        requester.position += 1;
+        requester.offset = 0;
+    }
+    answered
+}
+
+/// Sends the next frame of the message at `position`. Returns its payload's length, or why it must wait.
+fn transmit(qp: &mut Qp, env: &mut Env<'_>, fabric: &mut dyn Fabric) -> Result<u32, Step> {
+    let requester = &qp.transport.requester;
+    let message = requester.messages[requester.position as usize];
+    let offset = requester.offset;
+    if offset == 0 {
+        let reads = requester.reads;
+        if message.flags & send_flag::FENCE != 0 && reads > 0
+            || is_read(message.opcode) && reads >= u32::from(qp.attrs.max_rd_atomic)
+        {
+            return Err(Step::Blocked);
+        }
+    }
+    let Some(peer) = qp.transport.peer.filter(|peer| fabric.is_up(*peer)) else {
+        return Err(Step::Blocked);
+    };
+    if !fabric.can_send(peer) {
+        return Err(Step::Full);
+    }
+    let seq = requester.oldest.wrapping_add(requester.position);
+    let mut header = FrameHeader {
+        dst_qpn: qp.attrs.dest_qpn,
+        src_qpn: qp.qpn,
+        seq,
+        rkey: message.rkey,
+        addr: message.remote_addr,
+        msg_len: message.length,
+        offset,
+        ..FrameHeader::default()
+    };
+    env.scratch.segments.clear();
+    env.scratch.bytes.clear();
+    let mut rest = 0;
+    match message.opcode {
+        send_opcode::READ => header.kind = kind::READ,
+        send_opcode::CMP_AND_SWP | send_opcode::FETCH_AND_ADD => {
+            header.kind = kind::ATOMIC;
+            header.aux = u32::from(message.opcode == send_opcode::FETCH_AND_ADD);
+            for operand in message.operands {
+                env.scratch.bytes.extend_from_slice(&operand.to_le_bytes());
+            }
+            header.length = 16;
+        }
+        opcode => {
+            let sends = matches!(opcode, send_opcode::SEND | send_opcode::SEND_IMM);
+            header.kind = if sends { kind::SEND } else { kind::WRITE };
+            if matches!(opcode, send_opcode::SEND_IMM | send_opcode::WRITE_IMM) {
+                header.flags |= flag::IMM;
+                header.imm = message.imm;
+            }
+            if message.flags & send_flag::SOLICITED != 0 {
+                header.flags |= flag::SOLICITED;
+            }
+            if sends {
+                (header.rkey, header.addr) = (0, 0);
+            }
+            let segment = MAX_SEGMENT.min(fabric.max_payload(peer));
+            header.length = (message.length - offset).min(segment);
+            rest = message.length - offset - header.length;
+            if message.flags & send_flag::INLINE != 0 {
+                qp.sq
+                    .inline(message.index, message.length, &mut env.scratch.bytes);
+                let end = offset as usize + header.length as usize;
+                env.scratch.bytes.truncate(end);
+                env.scratch.bytes.drain(..offset as usize);
+            } else if let Err((status, vendor)) = sge::resolve_message(
+                env.memory,
+                qp,
+                &message,
+                0,
+                offset,
+                header.length,
+                &mut env.scratch.segments,
+            ) {
+                let requester = &mut qp.transport.requester;
+                let failed = &mut requester.messages[requester.position as usize];
+                failed.standing = Standing::Failed { status, vendor };
+                requester.halted = true;
+                return Err(Step::Blocked);
+            }
+        }
+    }
+    if rest == 0 {
+        header.flags |= flag::LAST;
+    }
+    match fabric.send(peer, &header, &env.scratch.bytes, &env.scratch.segments) {
+        Ok(()) => {}
+        Err(SendError::Full) => return Err(Step::Full),
+        Err(SendError::Down) => return Err(Step::Blocked),
+    }
+    let requester = &mut qp.transport.requester;
+    if rest > 0 {
+        requester.offset = offset + header.length;
+        return Ok(header.length);
+    }
+    requester.offset = 0;
+    requester.position += 1;
+    if is_read(message.opcode) {
+        requester.reads += 1;
+    }
+    if before(requester.sent, seq.wrapping_add(1)) {
+        requester.sent = seq.wrapping_add(1);
+    }
+    Ok(header.length)
+}
+
+/// Completes messages from the oldest on, as far as they are answered. A failed one takes the QP to ERR.
+pub(super) fn retire(qp: &mut Qp, env: &mut Env<'_>) {
+    loop {
+        let requester = &mut qp.transport.requester;
+        let Some(message) = requester.messages.front().copied() else {
+            break;
+        };
+        let failure = match message.standing {
+            Standing::Failed { status, vendor } => Some((status, vendor)),
+            Standing::Done => None,
+            Standing::Pending
+                if !is_read(message.opcode) && before(requester.oldest, requester.acked) =>
+            {
+                None
+            }
+            Standing::Pending => break,
+        };
+        pop(requester);
+        match failure {
+            None => {
+                for counters in [
+                    (&env.stats.device.tx_messages, &env.stats.device.tx_bytes),
+                    (&qp.stats.tx_messages, &qp.stats.tx_bytes),
+                ] {
+                    counters.0.add(1);
+                    counters.1.add(message.length.into());
+                }
+                if message.flags & send_flag::SIGNALED != 0 || qp.sq_sig_all {
+                    completion::sent(qp, env, &message, cqe_status::SUCCESS, vendor_err::NONE);
+                }
+            }
+            Some((status, vendor)) => {
+                completion::sent(qp, env, &message, status, vendor);
+                env.error(qp, None);
+                return;
+            }
+        }
+    }
+    if qp.transport.requester.messages.is_empty() && qp.transport.requester.tell_drained {
+        qp.transport.requester.tell_drained = false;
+        env.raise(qp, EventKind::SqDrained);
+    }
+}
+
+/// Takes the oldest message out.
+pub(super) fn pop(requester: &mut Requester) -> Option<Message> {
+    let message = requester.messages.pop_front()?;
+    requester.oldest = requester.oldest.wrapping_add(1);
+    if requester.position == 0 {
+        requester.offset = 0;
+    }
+    requester.position = requester.position.saturating_sub(1);
+    for _ in 0..message.num_sge {
+        requester.sges.pop_front();
+    }
+    requester.first_sge = requester.first_sge.wrapping_add(u32::from(message.num_sge));
+    Some(message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::test_utils::*;
+    use super::*;
+
+    #[test]
+    fn a_write_completes_only_when_it_is_acknowledged() {
+        let mut node = Node::new();
+        let mut queue = node.connected();
+        node.ram.write(DATA, &pattern(100));
+        let post = write(&node, 1, 100);
+        node.send(&mut queue, post);
+
+        let sent = node.sent();
+
+        assert_eq!(sent.len(), 1);
+        assert_eq!(sent[0].payload, pattern(100));
+        let header = sent[0].header;
+        assert_eq!((header.kind, header.flags), (kind::WRITE, flag::LAST));
+        assert_eq!((header.dst_qpn, header.src_qpn), (PEER_QPN, queue.qpn));
+        assert_eq!(
+            (header.seq, header.msg_len, header.offset),
+            (SQ_PSN, 100, 0)
+        );
+        assert_eq!((header.rkey, header.addr), (0x5500, 0x7000));
+        assert_eq!(node.done(&mut queue), []);
+        node.take(ack(&queue, SQ_PSN), &[]);
+        assert_eq!(node.done(&mut queue), []);
+        node.take(ack(&queue, SQ_PSN + 1), &[]);
+        assert_eq!(node.done(&mut queue), [(1, cqe_status::SUCCESS)]);
+    }
+}
