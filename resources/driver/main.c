@@ -4,6 +4,7 @@
  * docs/virtio-rdma.md; vrdma.h says what is in which file.
  */
 #include <linux/dma-mapping.h>
+#include <linux/io.h>
 #include <linux/module.h>
 #include <linux/pci.h>
 #include <linux/slab.h>
@@ -58,7 +59,7 @@ static const struct ib_device_ops vrdma_ops = {
 	INIT_RDMA_OBJ_SIZE(ib_ucontext, vrdma_ucontext, ibucontext),
 };
 
-/* The doorbell pages are mapped by processes alone; the kernel never writes. */
+/* The pages from 1 on are mapped by processes; page 0 is the kernel's own. */
 static int vrdma_find_doorbells(struct vrdma_dev *dev)
 {
 	struct device *parent = dev->vdev->dev.parent;
@@ -91,8 +92,17 @@ static int vrdma_find_doorbells(struct vrdma_dev *dev)
 		return -EINVAL;
 	}
 	dev->doorbell = pci_resource_start(to_pci_dev(parent), bar) + offset;
+	dev->kernel_doorbell = ioremap(dev->doorbell, VIRTIO_RDMA_PAGE_SIZE);
+	if (!dev->kernel_doorbell)
+		return -ENOMEM;
 	dev->doorbell_pages = pages;
 	return 0;
+}
+
+static void vrdma_unmap_doorbell(struct vrdma_dev *dev)
+{
+	if (dev->kernel_doorbell)
+		iounmap(dev->kernel_doorbell);
 }
 
 /* After a reset, or before the device was told that the driver is ready. */
@@ -246,6 +256,7 @@ err_stop:
 	vrdma_free_vqs(dev);
 err_comp:
 	kfree(dev->comp);
+	vrdma_unmap_doorbell(dev);
 err_dealloc:
 	ib_dealloc_device(&dev->ibdev);
 	return err;
@@ -270,6 +281,7 @@ static void vrdma_remove(struct virtio_device *vdev)
 	vrdma_netdev_release(dev);
 	vrdma_free_vqs(dev);
 	kfree(dev->comp);
+	vrdma_unmap_doorbell(dev);
 	xa_destroy(&dev->cqs);
 	xa_destroy(&dev->qps);
 	ib_dealloc_device(&dev->ibdev);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
  * Posting to the queue pairs of kernel users (docs/virtio-rdma.md, sections 5
- * and 6); processes post by themselves. The kernel wakes the device by
- * notifying the control queue.
+ * and 6); processes post by themselves.
  */
+#include <linux/io.h>
 #include <rdma/ib_verbs.h>
 
 #include "vrdma.h"
@@ -43,7 +43,11 @@ static void vrdma_wq_publish(struct vrdma_qp *qp, struct vrdma_wq *wq,
 	dma_wmb();
 	WRITE_ONCE(*index, cpu_to_le32(producer));
 	mb();
-	if (le32_to_cpu(READ_ONCE(qp->ctrl->flags)) & kick)
+	if (!(le32_to_cpu(READ_ONCE(qp->ctrl->flags)) & kick))
+		return;
+	if (dev->kernel_doorbell)
+		writel(qp->ibqp.qp_num, dev->kernel_doorbell);
+	else
 		virtqueue_notify(dev->ctrl.vq);
 }
 

@@ -79,6 +79,7 @@ struct vrdma_dev {
 
 	phys_addr_t doorbell;
 	u32 doorbell_pages;
+	void __iomem *kernel_doorbell;	/* page 0, NULL without USER_DOORBELL */
 
 	struct vrdma_ctrl ctrl;
 	struct vrdma_eq async;
