@@ -209,3 +209,209 @@ pub(super) fn nak(qp: &mut Qp, env: &mut Env<'_>, header: &FrameHeader) {
     };
     retry::fail_oldest(qp, env, status.0, status.1);
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::test_utils::{ack, *};
+    use super::super::transport::before;
+    use super::*;
+    use crate::rdma::fabric::PeerId;
+
+    fn data(queue: &Queue, seq: u32, msg_len: u32, offset: u32, length: u32) -> FrameHeader {
+        let last = offset + length == msg_len;
+        FrameHeader {
+            flags: if last { flag::LAST } else { 0 },
+            length,
+            msg_len,
+            offset,
+            ..from_peer(queue, kind::READ_DATA, seq)
+        }
+    }
+
+    /// A READ of 100 bytes into two SGEs, sent.
+    fn reading() -> (Node, Queue) {
+        let mut node = Node::new();
+        let mut queue = node.connected();
+        let key = node.key;
+        let post = Post {
+            sges: vec![(DATA + 1000, 30, key), (DATA, 70, key)],
+            ..read(&node, 1, 0)
+        };
+        node.send(&mut queue, post);
+        let sent = node.sent();
+        assert_eq!(
+            (sent[0].header.kind, sent[0].header.msg_len),
+            (kind::READ, 100)
+        );
+        (node, queue)
+    }
+
+    #[test]
+    fn data_of_a_read_is_scattered_and_completes_it() {
+        let (mut node, mut queue) = reading();
+        let bytes = pattern(100);
+        node.take(data(&queue, SQ_PSN, 100, 0, 40), &bytes[..40]);
+        assert_eq!(node.done(&mut queue), []);
+        node.take(data(&queue, SQ_PSN, 100, 40, 60), &bytes[40..]);
+        let cqes = node.poll_cq(&mut queue);
+        assert_eq!((cqes[0].status, cqes[0].byte_len.get()), (0, 100));
+        assert_eq!(node.bytes(DATA + 1000, 30), bytes[..30]);
+        assert_eq!(node.bytes(DATA, 70), bytes[30..]);
+    }
+
+    #[test]
+    fn data_that_does_not_fit_the_read_is_thrown_away() {
+        let (mut node, mut queue) = reading();
+        for (header, len) in [
+            (data(&queue, SQ_PSN + 1, 100, 0, 100), 100),
+            (data(&queue, SQ_PSN.wrapping_sub(1), 100, 0, 100), 100),
+            (data(&queue, SQ_PSN, 100, 50, 50), 50),
+            (data(&queue, SQ_PSN, 101, 0, 101), 101),
+            (data(&queue, SQ_PSN, 100, 0, 0), 0),
+            (
+                FrameHeader {
+                    flags: 0,
+                    ..data(&queue, SQ_PSN, 100, 0, 100)
+                },
+                100,
+            ),
+            (
+                FrameHeader {
+                    offset: u32::MAX,
+                    ..data(&queue, SQ_PSN, 100, 0, 100)
+                },
+                100,
+            ),
+            (
+                FrameHeader {
+                    src_qpn: PEER_QPN + 1,
+                    ..data(&queue, SQ_PSN, 100, 0, 100)
+                },
+                100,
+            ),
+        ] {
+            assert_eq!(
+                node.take(header, &vec![0xee; len]),
+                Placement::Discard,
+                "{header:?}"
+            );
+        }
+        let header = data(&queue, SQ_PSN, 100, 0, 100);
+        let stranger = node.take_from(PeerId(8), header, &[0xee; 100]);
+        assert_eq!(stranger, Placement::Discard);
+        assert_eq!(node.bytes(DATA, 70), [0; 70]);
+        assert_eq!(node.done(&mut queue), []);
+    }
+
+    #[test]
+    fn an_acknowledgement_past_a_read_does_not_complete_it() {
+        let (mut node, mut queue) = reading();
+        let post = write(&node, 2, 8);
+        node.send(&mut queue, post);
+        node.run();
+        node.take(ack(&queue, SQ_PSN + 2), &[]);
+        assert_eq!(node.done(&mut queue), []);
+        node.take(data(&queue, SQ_PSN, 100, 0, 100), &pattern(100));
+        assert_eq!(node.done(&mut queue), [(1, 0), (2, 0)]);
+    }
+
+    #[test]
+    fn a_read_whose_memory_went_fails_and_nothing_is_written() {
+        let mut node = Node::new();
+        let key = node.register(DATA, 4096, access::LOCAL_WRITE);
+        let mut queue = node.connected();
+        let post = Post {
+            sges: vec![(DATA, 100, key)],
+            ..read(&node, 1, 0)
+        };
+        node.send(&mut queue, post);
+        node.run();
+        let header = data(&queue, SQ_PSN, 100, 0, 100);
+        let begun = node.begin_frame(PEER, &header, 0, &[0; 100]);
+        assert_eq!(begun, Placement::Into);
+        node.objects.memory.deregister(0, key).unwrap();
+        let again = node.begin_frame(PEER, &header, 50, &[0xee; 100]);
+        assert_eq!(again, Placement::Discard);
+        node.run();
+        assert_eq!(node.bytes(DATA, 100), [0; 100]);
+        assert_eq!(node.done(&mut queue), [(1, cqe_status::LOC_PROT_ERR)]);
+    }
+
+    #[test]
+    fn an_atomic_brings_the_old_value() {
+        let mut node = Node::new();
+        let mut queue = node.connected();
+        let post = Post {
+            opcode: send_opcode::CMP_AND_SWP,
+            operands: [5, 6],
+            ..write(&node, 1, 8)
+        };
+        node.send(&mut queue, post);
+        let sent = node.sent();
+        let operands = [5_u64.to_le_bytes(), 6_u64.to_le_bytes()].concat();
+        assert_eq!((sent[0].header.aux, &sent[0].payload), (0, &operands));
+        let header = FrameHeader {
+            length: 8,
+            msg_len: 8,
+            ..from_peer(&queue, kind::ATOMIC_DATA, SQ_PSN)
+        };
+        node.take(header, &0x1122_u64.to_le_bytes());
+        let cqes = node.poll_cq(&mut queue);
+        assert_eq!((cqes[0].opcode, cqes[0].byte_len.get()), (3, 8));
+        assert_eq!(node.bytes(DATA, 8), 0x1122_u64.to_le_bytes());
+    }
+
+    #[test]
+    fn acknowledgements_of_what_was_not_sent_are_ignored() {
+        let mut node = Node::new();
+        let mut queue = node.connected();
+        let post = write(&node, 1, 8);
+        node.send(&mut queue, post);
+        node.run();
+        for seq in [SQ_PSN + 2, SQ_PSN.wrapping_sub(1), 0, u32::MAX, 1 << 31] {
+            node.take(ack(&queue, seq), &[]);
+            assert!(before(seq, SQ_PSN) || before(SQ_PSN + 1, seq));
+        }
+        let mut other = ack(&queue, SQ_PSN + 1);
+        other.src_qpn += 1;
+        node.take(other, &[]);
+        node.take_from(PeerId::LOCAL, ack(&queue, SQ_PSN + 1), &[]);
+        assert_eq!(node.done(&mut queue), []);
+    }
+
+    #[test]
+    fn a_refusal_fails_its_message_after_all_before_it() {
+        for (code, status) in [
+            (nak::INVALID_REQUEST, cqe_status::REM_INV_REQ_ERR),
+            (nak::REMOTE_ACCESS, cqe_status::REM_ACCESS_ERR),
+            (nak::REMOTE_OPERATION, cqe_status::REM_OP_ERR),
+            (99, cqe_status::REM_INV_REQ_ERR),
+        ] {
+            let mut node = Node::new();
+            let mut queue = node.connected();
+            for wr_id in 1..4 {
+                let post = write(&node, wr_id, 8);
+                node.send(&mut queue, post);
+            }
+            node.run();
+            node.take(refusal(&queue, SQ_PSN + 1, code, 0), &[]);
+            let flushed = (3, cqe_status::WR_FLUSH_ERR);
+            assert_eq!(node.done(&mut queue), [(1, 0), (2, status), flushed]);
+            assert_eq!(node.qp(&queue).state, QpState::Err);
+            assert_eq!(node.events(), []);
+        }
+    }
+
+    #[test]
+    fn refusals_of_what_was_not_sent_are_ignored() {
+        let mut node = Node::new();
+        let mut queue = node.connected();
+        node.take(refusal(&queue, SQ_PSN, nak::REMOTE_ACCESS, 0), &[]);
+        let post = write(&node, 1, 8);
+        node.send(&mut queue, post);
+        node.run();
+        node.take(refusal(&queue, SQ_PSN + 1, nak::REMOTE_ACCESS, 0), &[]);
+        assert_eq!(node.done(&mut queue), [(1, 0)]);
+        assert_eq!(node.qp(&queue).state, QpState::Rts);
+    }
+}

@@ -101,6 +101,7 @@ pub(super) fn flush_send(qp: &mut Qp, env: &mut Env<'_>, wr_id: u64, index: u32,
         ..Cqe::default()
     };
     env.complete(qp.send_cq, &cqe, false);
+    env.stats.device.flushed.add(1);
 }
 
 /// Completes a receive WQE that is flushed.
@@ -112,4 +113,5 @@ pub(super) fn flush_receive(qp: &mut Qp, env: &mut Env<'_>, receive: &ReceiveWqe
         cqe_status::WR_FLUSH_ERR,
         vendor_err::FLUSHED,
     );
+    env.stats.device.flushed.add(1);
 }

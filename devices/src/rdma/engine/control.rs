@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use super::transport::Transport;
-use super::{Engine, Env, requester, responder, retry};
+use super::{Engine, Env, answers, requester, retry};
 use crate::rdma::fabric::frame::{FrameHeader, kind};
 use crate::rdma::fabric::{Fabric, PeerId};
 use crate::rdma::objects::{Objects, Qp, QpKind, QpState};
@@ -92,7 +92,7 @@ impl Env<'_> {
         }
         if qp.transport.peer.is_some() {
             retry::link_lost(qp, self);
-            responder::link_lost(qp);
+            answers::link_lost(qp);
         }
         qp.transport.peer = route;
         self.heat(qp);
@@ -115,7 +115,7 @@ impl Env<'_> {
                 };
                 self.lists.stray(peer, ack);
             }
-            responder::abandon(qp);
+            answers::abandon(qp);
             if let Some(refusal) = qp.transport.responder.nak {
                 let frame = FrameHeader {
                     kind: kind::NAK,

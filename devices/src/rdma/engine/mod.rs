@@ -3,7 +3,8 @@
 //! | module | holds |
 //! | --- | --- |
 //! | [`requester`] | from send queue to frames, and retiring in order |
-//! | [`responder`] | requests of peers, and their answers |
+//! | [`responder`] | requests of peers |
+//! | [`answers`] | what is owed to peers |
 //! | [`completer`] | what peers say of our requests |
 //! | [`retry`] | going back, waiting, asking, giving up |
 //! | [`flush`] | the error state |
@@ -25,6 +26,7 @@ use super::objects::{Cqs, Objects, Qp, QpState};
 use super::stats::Stats;
 use super::wire::{Cqe, feature, kick};
 
+mod answers;
 mod completer;
 mod completion;
 mod control;
@@ -185,7 +187,7 @@ impl Env<'_> {
     /// What follows when a QP is in ERR, however it came there.
     fn failed(&mut self, qp: &mut Qp) {
         qp.transport.requester.halt();
-        responder::abandon(qp);
+        answers::abandon(qp);
         self.lists.timers.cancel(&mut qp.transport.timer, qp.qpn);
         self.lists.forget = true;
         self.owe(qp);

@@ -412,4 +412,381 @@ mod tests {
         node.take(ack(&queue, SQ_PSN + 1), &[]);
         assert_eq!(node.done(&mut queue), [(1, cqe_status::SUCCESS)]);
     }
+
+    #[test]
+    fn a_long_message_goes_in_frames_and_other_qps_go_between() {
+        let mut node = Node::new();
+        let (mut a, mut b) = (node.connected(), node.connected());
+        let length = 600 << 10;
+        let post = write(&node, 1, length);
+        node.ram.write(DATA, &pattern(length as usize));
+        node.send(&mut a, post);
+        let post = write(&node, 2, 8);
+        node.send(&mut b, post);
+
+        let sent = node.sent();
+
+        let of_b = sent.iter().position(|s| s.header.src_qpn == b.qpn).unwrap();
+        assert!(of_b < sent.len() - 1);
+        let mut at = 0;
+        for frame in sent.iter().filter(|s| s.header.src_qpn == a.qpn) {
+            let header = frame.header;
+            assert_eq!(
+                (header.seq, header.offset, header.msg_len),
+                (SQ_PSN, at, length)
+            );
+            at += header.length;
+            assert_eq!(header.flags, if at == length { flag::LAST } else { 0 });
+            let range = header.offset as usize..at as usize;
+            assert_eq!(frame.payload, pattern(length as usize)[range]);
+        }
+        assert_eq!(at, length);
+    }
+
+    #[test]
+    fn sges_are_gathered_in_order_and_empty_ones_name_no_memory() {
+        let mut node = Node::new();
+        let mut queue = node.connected();
+        node.ram.write(DATA, b"onetwothree");
+        let mut post = write(&node, 1, 0);
+        let key = node.key;
+        post.opcode = send_opcode::SEND_IMM;
+        post.flags |= send_flag::SOLICITED;
+        post.imm = [1, 2, 3, 4];
+        post.sges = vec![
+            (DATA + 6, 5, key),
+            (1, 0, 99),
+            (DATA, 3, key),
+            (DATA + 3, 3, key),
+        ];
+        node.send(&mut queue, post);
+        let sent = node.sent();
+        assert_eq!(sent[0].payload, b"threeonetwo");
+        assert_eq!(sent[0].header.kind, kind::SEND);
+        assert_eq!(
+            sent[0].header.flags,
+            flag::LAST | flag::IMM | flag::SOLICITED
+        );
+        assert_eq!(sent[0].header.imm, [1, 2, 3, 4]);
+    }
+
+    #[test]
+    fn inline_data_is_sent_from_the_wqe() {
+        let mut node = Node::new();
+        let mut queue = node.connected();
+        let mut post = write(&node, 1, 0);
+        post.sges.clear();
+        post.inline = pattern(128);
+        node.send(&mut queue, post);
+        assert_eq!(node.sent()[0].payload, pattern(128));
+    }
+
+    #[test]
+    fn messages_of_no_bytes_are_frames_all_the_same() {
+        let mut node = Node::new();
+        let mut queue = node.connected();
+        for opcode in [send_opcode::WRITE, send_opcode::SEND, send_opcode::READ] {
+            let post = Post {
+                opcode,
+                sges: vec![],
+                ..write(&node, opcode.into(), 0)
+            };
+            node.send(&mut queue, post);
+        }
+        assert_eq!(
+            node.sent_kinds(),
+            [
+                (kind::WRITE, SQ_PSN),
+                (kind::SEND, SQ_PSN + 1),
+                (kind::READ, SQ_PSN + 2)
+            ]
+        );
+        node.take(from_peer(&queue, kind::READ_DATA, SQ_PSN + 2), &[]);
+        assert_eq!(node.done(&mut queue), [(0, 0), (2, 0), (4, 0)]);
+    }
+
+    #[test]
+    fn unsignalled_messages_are_retired_without_a_cqe() {
+        let mut node = Node::new();
+        let mut queue = node.connected();
+        for wr_id in 0..3 {
+            let mut post = write(&node, wr_id, 8);
+            post.flags = if wr_id == 1 { send_flag::SIGNALED } else { 0 };
+            node.send(&mut queue, post);
+        }
+        node.run();
+        node.take(ack(&queue, SQ_PSN + 3), &[]);
+        let cqes = node.poll_cq(&mut queue);
+        assert_eq!(cqes.len(), 1);
+        assert_eq!((cqes[0].wr_id.get(), cqes[0].wqe_index.get()), (1, 1));
+        assert!(node.qp(&queue).transport.requester.messages.is_empty());
+        assert_eq!(node.objects.stats.device.tx_messages.get(), 3);
+        assert_eq!(node.objects.stats.device.tx_bytes.get(), 24);
+    }
+
+    /// Posts a good WRITE, then `bad`, then a good one; the completions after the first was acknowledged.
+    fn in_the_middle(bad: impl FnOnce(&Node) -> Post) -> Vec<(u64, u8)> {
+        let mut node = Node::new();
+        let mut queue = node.connected();
+        let post = write(&node, 1, 8);
+        node.send(&mut queue, post);
+        let mut post = bad(&node);
+        post.wr_id = 2;
+        node.send(&mut queue, post);
+        let post = write(&node, 3, 8);
+        node.send(&mut queue, post);
+        assert_eq!(
+            node.sent_kinds(),
+            [(kind::WRITE, SQ_PSN)],
+            "sent for a bad WQE, or past it"
+        );
+        assert_eq!(node.done(&mut queue), [], "completed before an earlier one");
+        node.take(ack(&queue, SQ_PSN + 1), &[]);
+        assert_eq!(node.qp(&queue).state, QpState::Err);
+        assert_eq!(node.sent_kinds(), []);
+        node.done(&mut queue)
+    }
+
+    #[test]
+    fn a_bad_wqe_fails_after_all_before_it_and_flushes_all_behind_it() {
+        type Bad = fn(&Node) -> Post;
+        let cases: [(&str, u8, Bad); 14] = [
+            ("lkey", cqe_status::LOC_PROT_ERR, |n| Post {
+                sges: vec![(DATA, 8, n.key ^ 0x100)],
+                ..write(n, 0, 8)
+            }),
+            ("past the end", cqe_status::LOC_PROT_ERR, |n| Post {
+                sges: vec![(DATA + DATA_LEN - 7, 8, n.key)],
+                ..write(n, 0, 8)
+            }),
+            ("wrapping", cqe_status::LOC_PROT_ERR, |n| Post {
+                sges: vec![(u64::MAX, 8, n.key)],
+                ..write(n, 0, 8)
+            }),
+            ("later SGE", cqe_status::LOC_PROT_ERR, |n| Post {
+                sges: vec![(DATA, 8, n.key), (DATA, 8, 1)],
+                ..write(n, 0, 8)
+            }),
+            ("opcode 10", cqe_status::LOC_QP_OP_ERR, |n| Post {
+                opcode: 10,
+                ..write(n, 0, 8)
+            }),
+            ("LOCAL_INV", cqe_status::LOC_QP_OP_ERR, |n| Post {
+                opcode: send_opcode::LOCAL_INV,
+                ..write(n, 0, 8)
+            }),
+            ("flags", cqe_status::LOC_QP_OP_ERR, |n| Post {
+                flags: 0x10,
+                ..write(n, 0, 8)
+            }),
+            ("SGE count", cqe_status::LOC_QP_OP_ERR, |n| Post {
+                sges: vec![(DATA, 1, n.key); 5],
+                ..write(n, 0, 8)
+            }),
+            ("inline length", cqe_status::LOC_QP_OP_ERR, |n| Post {
+                sges: vec![],
+                inline: vec![0; 129],
+                ..write(n, 0, 8)
+            }),
+            ("inline with SGEs", cqe_status::LOC_QP_OP_ERR, |n| Post {
+                flags: send_flag::INLINE,
+                ..write(n, 0, 8)
+            }),
+            ("inline READ", cqe_status::LOC_QP_OP_ERR, |n| Post {
+                sges: vec![],
+                inline: vec![0; 8],
+                ..read(n, 0, 8)
+            }),
+            ("message length", cqe_status::LOC_LEN_ERR, |n| Post {
+                sges: vec![(DATA, u32::MAX, n.key); 4],
+                ..write(n, 0, 8)
+            }),
+            ("atomic of 4 bytes", cqe_status::LOC_LEN_ERR, |n| Post {
+                opcode: send_opcode::FETCH_AND_ADD,
+                ..write(n, 0, 4)
+            }),
+            ("atomic without SGE", cqe_status::LOC_LEN_ERR, |n| Post {
+                opcode: send_opcode::CMP_AND_SWP,
+                sges: vec![],
+                ..write(n, 0, 4)
+            }),
+        ];
+        for (name, status, bad) in cases {
+            let flushed = (3, cqe_status::WR_FLUSH_ERR);
+            assert_eq!(in_the_middle(bad), [(1, 0), (2, status), flushed], "{name}");
+        }
+    }
+
+    #[test]
+    fn a_bad_unsignalled_wqe_completes_too() {
+        let done = in_the_middle(|n| Post {
+            flags: 0,
+            opcode: 77,
+            ..write(n, 0, 8)
+        });
+        assert_eq!(done[1], (2, cqe_status::LOC_QP_OP_ERR));
+    }
+
+    #[test]
+    fn a_read_to_memory_that_is_only_read_locally_is_refused() {
+        let mut node = Node::new();
+        let key = node.register(DATA, 4096, access::REMOTE_READ);
+        let mut queue = node.connected();
+        let post = Post {
+            sges: vec![(DATA, 8, key)],
+            ..write(&node, 1, 8)
+        };
+        node.send(&mut queue, post);
+        let post = Post {
+            sges: vec![(DATA, 8, key)],
+            ..read(&node, 2, 8)
+        };
+        node.send(&mut queue, post);
+        assert_eq!(node.sent_kinds(), [(kind::WRITE, SQ_PSN)]);
+        node.take(ack(&queue, SQ_PSN + 1), &[]);
+        let expected = [(1, 0), (2, cqe_status::LOC_PROT_ERR)];
+        assert_eq!(node.done(&mut queue), expected);
+    }
+
+    #[test]
+    fn reads_beyond_max_rd_atomic_wait() {
+        let mut node = Node::new();
+        let mut queue = node.connected();
+        for wr_id in 0..4 {
+            let post = read(&node, wr_id, 8);
+            node.send(&mut queue, post);
+        }
+        assert_eq!(
+            node.sent_kinds(),
+            [(kind::READ, SQ_PSN), (kind::READ, SQ_PSN + 1)]
+        );
+        let mut data = from_peer(&queue, kind::READ_DATA, SQ_PSN);
+        (data.length, data.msg_len) = (8, 8);
+        node.take(data, &[1; 8]);
+        assert_eq!(node.sent_kinds(), [(kind::READ, SQ_PSN + 2)]);
+        assert_eq!(node.done(&mut queue), [(0, 0)]);
+    }
+
+    #[test]
+    fn a_fence_waits_for_earlier_reads_only() {
+        let mut node = Node::new();
+        let mut queue = node.connected();
+        let post = write(&node, 0, 8);
+        node.send(&mut queue, post);
+        let post = read(&node, 1, 8);
+        node.send(&mut queue, post);
+        let post = write(&node, 2, 8);
+        node.send(&mut queue, post);
+        let mut post = write(&node, 3, 8);
+        post.flags |= send_flag::FENCE;
+        node.send(&mut queue, post);
+        let sent: Vec<u32> = node.sent_kinds().iter().map(|s| s.1).collect();
+        assert_eq!(sent, [SQ_PSN, SQ_PSN + 1, SQ_PSN + 2]);
+        let mut data = from_peer(&queue, kind::READ_DATA, SQ_PSN + 1);
+        (data.length, data.msg_len) = (8, 8);
+        node.take(data, &[1; 8]);
+        assert_eq!(node.sent_kinds(), [(kind::WRITE, SQ_PSN + 3)]);
+    }
+
+    #[test]
+    fn messages_in_flight_are_bounded_and_the_rest_follows() {
+        let mut node = Node::new();
+        let mut queue = node.connected();
+        for wr_id in 0..300 {
+            let post = write(&node, wr_id, 8);
+            node.fill_send(&mut queue, &post);
+        }
+        node.set_sq_producer(&queue, 300);
+        assert_eq!(node.sent().len(), MAX_IN_FLIGHT);
+        node.take(ack(&queue, SQ_PSN + 10), &[]);
+        assert_eq!(node.sent().len(), 10);
+        node.take(ack(&queue, SQ_PSN + 266), &[]);
+        assert_eq!(node.sent().len(), 34);
+        node.take(ack(&queue, SQ_PSN + 300), &[]);
+        let done: Vec<u64> = node.done(&mut queue).iter().map(|d| d.0).collect();
+        assert_eq!(done, (0..300).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn a_full_fabric_delays_and_loses_nothing() {
+        let mut node = Node::new();
+        let mut queue = node.connected();
+        node.fabric.full = true;
+        let post = write(&node, 1, 200 << 10);
+        node.send(&mut queue, post);
+        assert_eq!(node.sent(), []);
+        assert!(!node.engine.before_sleep(&mut node.objects));
+        node.fabric.full = false;
+        let sent = node.sent();
+        let total: u32 = sent.iter().map(|s| s.header.length).sum();
+        assert_eq!(total, 200 << 10);
+    }
+
+    #[test]
+    fn a_region_that_goes_between_two_frames_fails_the_message() {
+        let mut node = Node::new();
+        let key = node.register(DATA, DATA_LEN, access::LOCAL_WRITE);
+        let mut queue = node.connected();
+        let post = Post {
+            sges: vec![(DATA, 512 << 10, key)],
+            ..write(&node, 1, 0)
+        };
+        node.send(&mut queue, post);
+        let mut objects = &mut node.objects;
+        node.engine.round(objects, &mut node.fabric, node.now);
+        objects = &mut node.objects;
+        objects.memory.deregister(0, key).unwrap();
+        let sent = node.sent();
+        assert!(sent.iter().all(|s| s.header.flags & flag::LAST == 0));
+        assert_eq!(node.done(&mut queue), [(1, cqe_status::LOC_PROT_ERR)]);
+    }
+
+    #[test]
+    fn a_producer_index_too_far_ahead_is_fatal() {
+        let mut node = Node::new();
+        let mut queue = node.connected();
+        let post = write(&node, 1, 8);
+        node.send(&mut queue, post);
+        node.run();
+        node.set_sq_producer(&queue, 1 + 513);
+        node.engine.doorbell(&mut node.objects, 0);
+        node.run();
+        assert_eq!(node.qp(&queue).state, QpState::Err);
+        assert_eq!(node.events(), [(EventKind::QpFatal, queue.qpn)]);
+        assert_eq!(node.done(&mut queue), [(1, cqe_status::WR_FLUSH_ERR)]);
+    }
+
+    #[test]
+    fn sqd_drains_what_was_begun_and_tells_then_rts_goes_on() {
+        let mut node = Node::new();
+        let mut queue = node.connected_with(64, PEER_QPN, |a| a.en_sqd_async = true);
+        let post = write(&node, 1, 8);
+        node.send(&mut queue, post);
+        node.run();
+        node.modify(&queue, QpState::Sqd);
+        let post = write(&node, 2, 8);
+        node.send(&mut queue, post);
+        assert_eq!(node.sent_kinds(), [(kind::WRITE, SQ_PSN)]);
+        assert!(node.qp(&queue).transport.is_draining());
+        assert_eq!(node.events(), []);
+        node.take(ack(&queue, SQ_PSN + 1), &[]);
+        assert_eq!(node.events(), [(EventKind::SqDrained, queue.qpn)]);
+        assert!(!node.qp(&queue).transport.is_draining());
+        assert_eq!(node.sent_kinds(), []);
+        node.modify(&queue, QpState::Rts);
+        assert_eq!(node.sent_kinds(), [(kind::WRITE, SQ_PSN + 1)]);
+    }
+
+    #[test]
+    fn sq_sig_all_signals_every_message() {
+        let mut node = Node::new();
+        let mut queue = node.connected();
+        node.qp_mut(&queue).sq_sig_all = true;
+        let mut post = write(&node, 1, 8);
+        post.flags = 0;
+        node.send(&mut queue, post);
+        node.run();
+        node.take(ack(&queue, SQ_PSN + 1), &[]);
+        assert_eq!(node.done(&mut queue), [(1, 0)]);
+    }
 }

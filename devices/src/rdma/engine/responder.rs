@@ -4,19 +4,13 @@
 //! in place. A request that is refused leaves a NAK to be sent and, unless it may come again, takes the QP to ERR.
 
 use super::transport::{Answer, Incoming, Refusal, before};
-use super::{Env, Owes, completion, sge};
+use super::{Env, completion, sge};
 use crate::rdma::events::EventKind;
+use crate::rdma::fabric::Placement;
 use crate::rdma::fabric::frame::{FrameHeader, flag, kind, nak};
-use crate::rdma::fabric::{Fabric, Placement};
 use crate::rdma::memory::{Segment, access as guest};
 use crate::rdma::objects::{Qp, QpState, RingFault};
 use crate::rdma::wire::{access, cqe_status, vendor_err};
-
-/// Answer bytes that a QP may send in one round.
-const ROUND_BYTES: u32 = 256 << 10;
-
-/// Largest payload of an answer, if the fabric takes it.
-const MAX_SEGMENT: u32 = 256 << 10;
 
 /// Why a request is not carried out.
 enum Refuse {
@@ -492,163 +486,665 @@ fn duplicate(qp: &mut Qp, env: &mut Env<'_>, header: &FrameHeader) {
     }
 }
 
-/// Sends what is owed, within bounds.
-pub(super) fn step(qp: &mut Qp, env: &mut Env<'_>, fabric: &mut dyn Fabric) -> Owes {
-    let Some(peer) = qp.transport.peer.filter(|peer| fabric.is_up(*peer)) else {
-        // What is owed is asked for again when there is a link.
-        silence(qp);
-        return Owes::Nothing;
-    };
-    let base = FrameHeader {
-        dst_qpn: qp.attrs.dest_qpn,
-        src_qpn: qp.qpn,
-        ..FrameHeader::default()
-    };
-    if qp.transport.responder.ack {
-        let ack = FrameHeader {
-            kind: kind::ACK,
-            seq: qp.transport.responder.expected,
-            ..base
-        };
-        if fabric.send(peer, &ack, &[], &[]).is_err() {
-            return Owes::NoRoom;
+#[cfg(test)]
+mod tests {
+    use super::super::test_utils::*;
+    use super::*;
+    use crate::rdma::fabric::{PeerId, Sink};
+    use crate::rdma::wire::cqe_opcode;
+
+    /// A frame of a message from the peer; LAST where it is.
+    fn frame(
+        queue: &Queue,
+        kind: u8,
+        seq: u32,
+        msg_len: u32,
+        offset: u32,
+        length: u32,
+    ) -> FrameHeader {
+        let last = offset + length == msg_len;
+        FrameHeader {
+            flags: if last { flag::LAST } else { 0 },
+            length,
+            msg_len,
+            offset,
+            ..from_peer(queue, kind, seq)
         }
-        qp.transport.responder.ack = false;
     }
-    let mut bytes = 0;
-    while let Some(answer) = qp.transport.responder.answers.front().copied() {
-        if bytes >= ROUND_BYTES {
-            return Owes::More;
+
+    fn send(queue: &Queue, seq: u32, length: u32) -> FrameHeader {
+        frame(queue, kind::SEND, seq, length, 0, length)
+    }
+
+    fn write_to(node: &Node, queue: &Queue, seq: u32, addr: u64, length: u32) -> FrameHeader {
+        FrameHeader {
+            rkey: node.key,
+            addr,
+            ..frame(queue, kind::WRITE, seq, length, 0, length)
         }
-        if !fabric.can_send(peer) {
-            return Owes::NoRoom;
+    }
+
+    fn read_from(node: &Node, queue: &Queue, seq: u32, addr: u64, length: u32) -> FrameHeader {
+        FrameHeader {
+            rkey: node.key,
+            addr,
+            msg_len: length,
+            ..from_peer(queue, kind::READ, seq)
         }
-        let mut frame = FrameHeader {
-            seq: answer.seq(),
-            flags: flag::LAST,
-            ..base
+    }
+
+    fn atomic_at(node: &Node, queue: &Queue, seq: u32, addr: u64, adds: bool) -> FrameHeader {
+        FrameHeader {
+            rkey: node.key,
+            addr,
+            length: 16,
+            msg_len: 8,
+            aux: adds.into(),
+            ..from_peer(queue, kind::ATOMIC, seq)
+        }
+    }
+
+    /// Kind, number, and NAK code of the frames that were sent since.
+    fn answers(node: &mut Node) -> Vec<(u8, u32, u32)> {
+        let sent = node.sent();
+        let short = |s: &Sent| (s.header.kind, s.header.seq, s.header.rkey);
+        sent.iter().map(short).collect()
+    }
+
+    fn acked(seq: u32) -> Vec<(u8, u32, u32)> {
+        vec![(kind::ACK, seq, 0)]
+    }
+
+    fn refused(seq: u32, code: u32) -> Vec<(u8, u32, u32)> {
+        vec![(kind::NAK, seq, code)]
+    }
+
+    #[test]
+    fn a_send_fills_a_receive_and_is_acknowledged() {
+        let mut node = Node::new();
+        let mut queue = node.connected();
+        let key = node.key;
+        node.receive(&mut queue, 9, &[(DATA + 500, 10, key), (DATA, 200, key)]);
+        let mut header = send(&queue, RQ_PSN, 100);
+        header.flags |= flag::IMM;
+        header.imm = [4, 3, 2, 1];
+        node.take(header, &pattern(100));
+        assert_eq!(answers(&mut node), acked(RQ_PSN + 1));
+        let cqe = node.poll_cq(&mut queue)[0];
+        assert_eq!(
+            (cqe.wr_id.get(), cqe.status, cqe.opcode),
+            (9, 0, cqe_opcode::RECV)
+        );
+        assert_eq!(
+            (cqe.byte_len.get(), cqe.imm, cqe.flags.get()),
+            (100, [4, 3, 2, 1], 2)
+        );
+        assert_eq!((cqe.qpn.get(), cqe.src_qpn.get()), (queue.qpn, PEER_QPN));
+        assert_eq!(node.bytes(DATA + 500, 10), pattern(100)[..10]);
+        assert_eq!(node.bytes(DATA, 91), [&pattern(100)[10..], &[0]].concat());
+    }
+
+    #[test]
+    fn a_write_is_placed_frame_by_frame_and_acknowledged_at_its_end() {
+        let mut node = Node::new();
+        let queue = node.connected();
+        for (offset, length) in [(0, 4000), (4000, 4000), (8000, 2000)] {
+            let header = FrameHeader {
+                rkey: node.key,
+                addr: DATA + 3,
+                ..frame(&queue, kind::WRITE, RQ_PSN, 10_000, offset, length)
+            };
+            assert_eq!(answers(&mut node), []);
+            let range = offset as usize..(offset + length) as usize;
+            node.take(header, &pattern(10_000)[range]);
+        }
+        assert_eq!(answers(&mut node), acked(RQ_PSN + 1));
+        assert_eq!(
+            node.bytes(DATA + 3, 10_001),
+            [&pattern(10_000)[..], &[0]].concat()
+        );
+        assert_eq!(node.objects.stats.device.rx_messages.get(), 1);
+        assert_eq!(node.objects.stats.device.rx_bytes.get(), 10_000);
+    }
+
+    #[test]
+    fn acknowledgements_of_one_poll_are_one() {
+        let mut node = Node::new();
+        let queue = node.connected();
+        for n in 0..5 {
+            let header = write_to(&node, &queue, RQ_PSN + n, DATA, 1);
+            node.take_from(PEER, header, &[1]);
+        }
+        assert_eq!(answers(&mut node), acked(RQ_PSN + 5));
+    }
+
+    #[test]
+    fn a_write_with_immediate_consumes_a_receive_even_without_bytes() {
+        let mut node = Node::new();
+        let mut queue = node.connected();
+        let mut header = FrameHeader {
+            rkey: 0xdead,
+            addr: 1,
+            ..write_to(&node, &queue, RQ_PSN, 0, 0)
         };
-        match answer {
-            Answer::Atomic { value, .. } => {
-                frame.kind = kind::ATOMIC_DATA;
-                (frame.length, frame.msg_len) = (8, 8);
-                if fabric
-                    .send(peer, &frame, &value.to_le_bytes(), &[])
-                    .is_err()
-                {
-                    return Owes::NoRoom;
+        header.flags |= flag::IMM | flag::SOLICITED;
+        header.imm = [9; 4];
+        node.take(header, &[]);
+        assert_eq!(answers(&mut node), refused(RQ_PSN, nak::RNR));
+        node.receive(&mut queue, 5, &[]);
+        node.take(header, &[]);
+        assert_eq!(answers(&mut node), acked(RQ_PSN + 1));
+        let cqe = node.poll_cq(&mut queue)[0];
+        assert_eq!(cqe.opcode, cqe_opcode::RECV_RDMA_WITH_IMM);
+        assert_eq!((cqe.byte_len.get(), cqe.imm), (0, [9; 4]));
+    }
+
+    #[test]
+    fn without_a_receive_the_peer_is_told_once_and_comes_again() {
+        let mut node = Node::new();
+        let mut queue = node.connected();
+        node.take(frame(&queue, kind::SEND, RQ_PSN, 100, 0, 60), &[0; 60]);
+        let sent = node.sent();
+        assert_eq!((sent[0].header.rkey, sent[0].header.aux), (nak::RNR, 12));
+        node.take(frame(&queue, kind::SEND, RQ_PSN, 100, 60, 40), &[0; 40]);
+        node.take(send(&queue, RQ_PSN + 1, 5), &[0; 5]);
+        assert_eq!(answers(&mut node), []);
+        assert_eq!(node.qp(&queue).state, QpState::Rts);
+        let key = node.key;
+        node.receive(&mut queue, 1, &[(DATA, 100, key)]);
+        node.take(send(&queue, RQ_PSN, 100), &pattern(100));
+        assert_eq!(answers(&mut node), acked(RQ_PSN + 1));
+        assert_eq!(node.bytes(DATA, 100), pattern(100));
+        assert_eq!(node.objects.stats.device.rnr_nak_sent.get(), 1);
+    }
+
+    #[test]
+    fn old_messages_are_acknowledged_again_and_thrown_away() {
+        let mut node = Node::new();
+        let mut queue = node.connected();
+        let key = node.key;
+        node.receive(&mut queue, 1, &[(DATA, 4, key)]);
+        node.receive(&mut queue, 2, &[(DATA, 4, key)]);
+        node.take(send(&queue, RQ_PSN, 4), &[1; 4]);
+        node.sent();
+        node.take(send(&queue, RQ_PSN, 4), &[2; 4]);
+        assert_eq!(answers(&mut node), acked(RQ_PSN + 1));
+        let probe = FrameHeader {
+            kind: kind::WRITE,
+            ..send(&queue, RQ_PSN.wrapping_sub(1), 0)
+        };
+        node.take(probe, &[]);
+        assert_eq!(answers(&mut node), acked(RQ_PSN + 1));
+        assert_eq!(node.bytes(DATA, 4), [1; 4]);
+        assert_eq!(node.done(&mut queue), [(1, 0)]);
+    }
+
+    #[test]
+    fn newer_messages_are_refused_once_and_thrown_away() {
+        let mut node = Node::new();
+        let queue = node.connected();
+        for n in 1..4 {
+            let header = write_to(&node, &queue, RQ_PSN + n, DATA, 4);
+            assert_eq!(node.take(header, &[1; 4]), Placement::Discard);
+        }
+        assert_eq!(answers(&mut node), refused(RQ_PSN, nak::SEQUENCE));
+        let header = write_to(&node, &queue, RQ_PSN, DATA, 4);
+        node.take(header, &[2; 4]);
+        assert_eq!(answers(&mut node), acked(RQ_PSN + 1));
+        assert_eq!(node.bytes(DATA, 4), [2; 4]);
+    }
+
+    #[test]
+    fn a_receive_that_is_too_small_fails_on_both_sides() {
+        let mut node = Node::new();
+        let mut queue = node.connected();
+        let key = node.key;
+        node.receive(&mut queue, 1, &[(DATA, 4, key), (DATA + 8, 3, key)]);
+        node.receive(&mut queue, 2, &[(DATA, 100, key)]);
+        node.take(send(&queue, RQ_PSN, 8), &[1; 8]);
+        assert_eq!(answers(&mut node), refused(RQ_PSN, nak::INVALID_REQUEST));
+        let expected = [(1, cqe_status::LOC_LEN_ERR), (2, cqe_status::WR_FLUSH_ERR)];
+        assert_eq!(node.done(&mut queue), expected);
+        assert_eq!(node.bytes(DATA, 4), [0; 4]);
+        assert_eq!(node.qp(&queue).state, QpState::Err);
+    }
+
+    #[test]
+    fn a_receive_that_names_no_memory_fails_on_both_sides() {
+        for sge in [(DATA, 100, 1), (DATA + DATA_LEN - 5, 100, 0)] {
+            let mut node = Node::new();
+            let mut queue = node.connected();
+            let key = if sge.2 == 0 { node.key } else { sge.2 };
+            let good = node.key;
+            node.receive(&mut queue, 1, &[(DATA, 4, good), (sge.0, sge.1, key)]);
+            node.take(send(&queue, RQ_PSN, 20), &[1; 20]);
+            assert_eq!(answers(&mut node), refused(RQ_PSN, nak::REMOTE_OPERATION));
+            assert_eq!(node.done(&mut queue), [(1, cqe_status::LOC_PROT_ERR)]);
+            assert_eq!(node.bytes(DATA, 4), [0; 4], "placed although refused");
+        }
+    }
+
+    #[test]
+    fn a_receive_with_too_many_sges_fails_on_both_sides() {
+        let mut node = Node::new();
+        let mut queue = node.connected();
+        let key = node.key;
+        // The slot has no room for a fourth: its count alone is what counts.
+        node.receive(&mut queue, 1, &[(DATA, 4, key); 3]);
+        let at = node.rq_slot(&queue, 0) + 8;
+        node.ram.write(at, &[4, 0]);
+        node.take(send(&queue, RQ_PSN, 2), &[1; 2]);
+        assert_eq!(answers(&mut node), refused(RQ_PSN, nak::REMOTE_OPERATION));
+        assert_eq!(node.done(&mut queue), [(1, cqe_status::LOC_QP_OP_ERR)]);
+    }
+
+    #[test]
+    fn a_receive_producer_too_far_ahead_is_fatal() {
+        let mut node = Node::new();
+        let mut queue = node.connected();
+        node.set_rq_producer(&queue, 65);
+        node.take(send(&queue, RQ_PSN, 2), &[1; 2]);
+        assert_eq!(answers(&mut node), refused(RQ_PSN, nak::REMOTE_OPERATION));
+        assert_eq!(node.events(), [(EventKind::QpFatal, queue.qpn)]);
+        assert_eq!(node.done(&mut queue), []);
+    }
+
+    #[test]
+    fn what_a_key_or_the_qp_does_not_allow_is_refused_and_ends_the_connection() {
+        type Change = fn(&mut Node, &Queue, &mut FrameHeader);
+        let access_cases: [(&str, Change); 6] = [
+            ("key", |_, _, h| h.rkey ^= 0x100),
+            ("tag", |_, _, h| h.rkey ^= 1),
+            ("before", |_, _, h| h.addr = DATA - 1),
+            ("past", |_, _, h| h.addr = DATA + DATA_LEN - 7),
+            ("far", |_, _, h| h.addr = u64::MAX),
+            ("rights", |n, _, h| {
+                h.rkey = n.register(DATA, 4096, access::LOCAL_WRITE);
+            }),
+        ];
+        for kind in [kind::WRITE, kind::READ, kind::ATOMIC] {
+            for (name, change) in access_cases {
+                if kind == kind::ATOMIC && matches!(name, "before" | "past" | "far") {
+                    continue;
                 }
-                qp.transport.responder.answers.pop_front();
-                bytes += 64;
+                check_refusal(
+                    name,
+                    kind,
+                    change,
+                    nak::REMOTE_ACCESS,
+                    EventKind::QpAccessErr,
+                );
             }
-            Answer::Read {
-                rkey,
-                addr,
-                length,
-                offset,
-                ..
-            } => {
-                let n = (length - offset).min(MAX_SEGMENT.min(fabric.max_payload(peer)));
-                let segments = &mut env.scratch.segments;
-                segments.clear();
-                let resolved = if n == 0 {
-                    Ok(())
-                } else {
-                    env.memory.resolve(
-                        rkey,
-                        qp.pd,
-                        qp.context,
-                        access::REMOTE_READ,
-                        addr.wrapping_add(offset.into()),
-                        n.into(),
-                        segments,
-                    )
-                };
-                if resolved.is_err() {
-                    // The region went while the answer was under way.
-                    let seq = answer.seq();
-                    let responder = &mut qp.transport.responder;
-                    responder.answers.clear();
-                    responder.nak = Some(Refusal {
-                        seq,
-                        code: nak::REMOTE_ACCESS,
-                        aux: 0,
-                    });
-                    env.stats.device.access_errors.add(1);
-                    env.error(qp, Some(EventKind::QpAccessErr));
-                    break;
-                }
-                frame.kind = kind::READ_DATA;
-                (frame.length, frame.msg_len, frame.offset) = (n, length, offset);
-                if offset + n < length {
-                    frame.flags = 0;
-                }
-                if fabric
-                    .send(peer, &frame, &[], &env.scratch.segments)
-                    .is_err()
-                {
-                    return Owes::NoRoom;
-                }
-                bytes += n.max(64);
-                let answers = &mut qp.transport.responder.answers;
-                if offset + n == length {
-                    answers.pop_front();
-                } else if let Some(Answer::Read { offset, .. }) = answers.front_mut() {
-                    *offset += n;
-                }
-            }
+            let disabled: Change = |n, q, _| n.qp_mut(q).attrs.access = 0;
+            check_refusal(
+                "QP",
+                kind,
+                disabled,
+                nak::INVALID_REQUEST,
+                EventKind::QpReqErr,
+            );
+            let long: Change = |_, _, h| h.msg_len = (1 << 31) + 1;
+            check_refusal(
+                "length",
+                kind,
+                long,
+                nak::INVALID_REQUEST,
+                EventKind::QpReqErr,
+            );
         }
     }
-    if let Some(refusal) = qp.transport.responder.nak {
-        let frame = FrameHeader {
-            kind: kind::NAK,
-            seq: refusal.seq,
-            rkey: refusal.code,
-            aux: refusal.aux,
-            ..base
+
+    fn check_refusal(
+        name: &str,
+        kind: u8,
+        change: fn(&mut Node, &Queue, &mut FrameHeader),
+        code: u32,
+        event: EventKind,
+    ) {
+        let mut node = Node::new();
+        let mut queue = node.connected();
+        let key = node.key;
+        node.receive(&mut queue, 1, &[(DATA, 4, key)]);
+        let post = write(&node, 2, 8);
+        node.send(&mut queue, post);
+        node.sent();
+        let (mut header, payload): (_, &[u8]) = match kind {
+            kind::WRITE => (write_to(&node, &queue, RQ_PSN, DATA, 8), &[1; 8]),
+            kind::READ => (read_from(&node, &queue, RQ_PSN, DATA, 8), &[]),
+            _ => (atomic_at(&node, &queue, RQ_PSN, DATA, true), &[1; 16]),
         };
-        if fabric.send(peer, &frame, &[], &[]).is_err() {
-            return Owes::NoRoom;
+        change(&mut node, &queue, &mut header);
+        node.take(header, payload);
+        assert_eq!(
+            answers(&mut node),
+            refused(RQ_PSN, code),
+            "{name} {kind:#x}"
+        );
+        assert_eq!(node.events(), [(event, queue.qpn)], "{name} {kind:#x}");
+        assert_eq!(node.qp(&queue).state, QpState::Err);
+        let mut done = node.done(&mut queue);
+        done.sort_unstable();
+        let flushed = cqe_status::WR_FLUSH_ERR;
+        assert_eq!(done, [(1, flushed), (2, flushed)], "{name} {kind:#x}");
+        assert_eq!(node.bytes(DATA, 8), [0; 8]);
+        // The connection is over.
+        let header = write_to(&node, &queue, RQ_PSN, DATA, 8);
+        assert_eq!(node.take(header, &[1; 8]), Placement::Discard);
+        assert_eq!(answers(&mut node)[0].2, nak::NO_QP);
+    }
+
+    #[test]
+    fn frames_that_do_not_follow_on_are_invalid() {
+        type Change = fn(&mut FrameHeader);
+        let cases: [(&str, Change); 8] = [
+            ("gap", |h| h.offset = 9),
+            ("back", |h| h.offset = 7),
+            ("beyond", |h| h.msg_len = 10),
+            ("address", |h| h.addr += 1),
+            ("kind", |h| h.kind = kind::SEND),
+            ("flags", |h| h.flags |= flag::IMM),
+            ("early LAST", |h| h.flags = flag::LAST),
+            ("past the end", |h| h.offset = u32::MAX),
+        ];
+        for (name, change) in cases {
+            let mut node = Node::new();
+            let mut queue = node.connected();
+            let key = node.key;
+            node.receive(&mut queue, 1, &[(DATA, 400, key)]);
+            let first = FrameHeader {
+                rkey: key,
+                addr: DATA,
+                ..frame(&queue, kind::WRITE, RQ_PSN, 100, 0, 8)
+            };
+            node.take(first, &[1; 8]);
+            let mut second = FrameHeader { offset: 8, ..first };
+            change(&mut second);
+            node.take(second, &[2; 8]);
+            assert_eq!(
+                answers(&mut node),
+                refused(RQ_PSN, nak::INVALID_REQUEST),
+                "{name}"
+            );
+            assert_eq!(
+                node.bytes(DATA + 7, 10),
+                [&[1][..], &[0; 9]].concat(),
+                "{name}"
+            );
         }
-        qp.transport.responder.nak = None;
+        let mut node = Node::new();
+        let queue = node.connected();
+        node.take(frame(&queue, kind::WRITE, RQ_PSN, 100, 0, 0), &[]);
+        assert_eq!(answers(&mut node)[0].2, nak::REMOTE_ACCESS);
     }
-    Owes::Nothing
-}
 
-/// Forgets what is owed.
-fn silence(qp: &mut Qp) {
-    let responder = &mut qp.transport.responder;
-    responder.answers.clear();
-    responder.ack = false;
-    responder.nak = None;
-}
-
-/// The link to the peer is gone: what was under way comes again.
-pub(super) fn link_lost(qp: &mut Qp) {
-    silence(qp);
-    let responder = &mut qp.transport.responder;
-    responder.incoming = None;
-    responder.placing = None;
-    responder.told = false;
-}
-
-/// The QP went to ERR, or is about to be forgotten, for a reason that has nothing to do with this side: READs will not be answered.
-pub(super) fn abandon(qp: &mut Qp) {
-    let responder = &mut qp.transport.responder;
-    responder.placing = None;
-    responder.incoming = None;
-    if let Some(refusal) = responder.nak
-        && !matches!(refusal.code, nak::RNR | nak::SEQUENCE)
-    {
-        // The answers before a request that ended the connection are still given.
-        return;
+    #[test]
+    fn a_message_may_start_anew_and_uses_the_same_receive() {
+        let mut node = Node::new();
+        let mut queue = node.connected();
+        let key = node.key;
+        node.receive(&mut queue, 1, &[(DATA, 400, key)]);
+        node.take(frame(&queue, kind::SEND, RQ_PSN, 100, 0, 60), &[1; 60]);
+        node.link_down();
+        node.link_up();
+        node.take(frame(&queue, kind::SEND, RQ_PSN, 100, 0, 50), &pattern(50));
+        node.take(frame(&queue, kind::SEND, RQ_PSN, 100, 50, 50), &pattern(50));
+        assert_eq!(answers(&mut node), acked(RQ_PSN + 1));
+        assert_eq!(node.bytes(DATA, 100), [pattern(50), pattern(50)].concat());
+        assert_eq!(node.done(&mut queue), [(1, 0)]);
     }
-    if let Some(first) = responder.answers.front() {
-        responder.nak = Some(Refusal {
-            seq: first.seq(),
-            code: nak::NO_QP,
-            aux: 0,
-        });
-        responder.answers.clear();
+
+    #[test]
+    fn the_fabric_may_ask_again_in_the_middle_of_a_frame() {
+        let mut node = Node::new();
+        let mut queue = node.connected();
+        let key = node.key;
+        node.receive(&mut queue, 1, &[(DATA, 30, key), (DATA + 100, 70, key)]);
+        node.receive(&mut queue, 2, &[(DATA, 30, key)]);
+        let header = send(&queue, RQ_PSN, 100);
+        let bytes = pattern(100);
+        node.begin_frame(PEER, &header, 0, &[0xee; 100]);
+        let again = node.begin_frame(PEER, &header, 20, &bytes);
+        assert_eq!(again, Placement::Into);
+        node.receiver().frame(PEER, &header, again, &[]);
+        assert_eq!(node.bytes(DATA + 20, 10), bytes[20..30]);
+        assert_eq!(node.bytes(DATA + 100, 70), bytes[30..]);
+        assert_eq!(node.done(&mut queue), [(1, 0)]);
+    }
+
+    #[test]
+    fn a_region_that_goes_while_a_frame_comes_is_not_written_again() {
+        let mut node = Node::new();
+        let queue = node.connected();
+        let key = node.register(DATA, 4096, access::LOCAL_WRITE | access::REMOTE_WRITE);
+        let header = FrameHeader {
+            rkey: key,
+            ..write_to(&node, &queue, RQ_PSN, DATA, 100)
+        };
+        let begun = node.begin_frame(PEER, &header, 0, &[0; 100]);
+        assert_eq!(begun, Placement::Into);
+        node.objects.memory.deregister(0, key).unwrap();
+        let again = node.begin_frame(PEER, &header, 10, &[0xee; 100]);
+        assert_eq!(again, Placement::Discard);
+        node.receiver().frame(PEER, &header, again, &[]);
+        assert_eq!(answers(&mut node), refused(RQ_PSN, nak::REMOTE_ACCESS));
+        assert_eq!(node.bytes(DATA, 100), [0; 100]);
+        assert_eq!(node.events(), [(EventKind::QpAccessErr, queue.qpn)]);
+    }
+
+    #[test]
+    fn a_qp_that_was_reset_while_a_frame_came_knows_nothing_of_it() {
+        let mut node = Node::new();
+        let mut queue = node.connected();
+        let key = node.key;
+        node.receive(&mut queue, 1, &[(DATA, 400, key)]);
+        let header = send(&queue, RQ_PSN, 100);
+        let begun = node.begin_frame(PEER, &header, 0, &[0; 100]);
+        node.reset(&mut queue);
+        node.connect(&queue, PEER_QPN, |_| {});
+        node.receiver().frame(PEER, &header, begun, &[]);
+        assert_eq!(answers(&mut node), []);
+        assert_eq!(node.done(&mut queue), []);
+        assert_eq!(node.qp(&queue).transport.responder.expected, RQ_PSN);
+    }
+
+    #[test]
+    fn a_read_is_answered_in_frames_as_the_fabric_has_room() {
+        let mut node = Node::new();
+        let queue = node.connected();
+        node.ram.write(DATA, &pattern(600 << 10));
+        node.fabric.full = true;
+        let header = read_from(&node, &queue, RQ_PSN, DATA, 600 << 10);
+        node.take(header, &[]);
+        assert_eq!(answers(&mut node), []);
+        node.fabric.full = false;
+        let mut at = 0;
+        for sent in node.sent() {
+            let header = sent.header;
+            assert_eq!((header.kind, header.seq), (kind::READ_DATA, RQ_PSN));
+            assert_eq!((header.offset, header.msg_len), (at, 600 << 10));
+            let range = at as usize..(at + header.length) as usize;
+            assert_eq!(sent.payload, pattern(600 << 10)[range]);
+            at += header.length;
+            assert_eq!(header.flags & flag::LAST != 0, at == 600 << 10);
+        }
+        assert_eq!(at, 600 << 10);
+    }
+
+    #[test]
+    fn a_refusal_goes_out_behind_the_answers_before_it() {
+        let mut node = Node::new();
+        let queue = node.connected();
+        node.fabric.full = true;
+        let header = read_from(&node, &queue, RQ_PSN, DATA, 200 << 10);
+        node.take(header, &[]);
+        let mut bad = write_to(&node, &queue, RQ_PSN + 1, DATA, 4);
+        bad.rkey = 1;
+        node.take(bad, &[1; 4]);
+        assert_eq!(answers(&mut node), []);
+        node.fabric.full = false;
+        let sent = node.sent();
+        let (last, data) = sent.split_last().unwrap();
+        let bytes: u32 = data.iter().map(|s| s.header.length).sum();
+        assert_eq!(bytes, 200 << 10);
+        assert_eq!((last.header.kind, last.header.seq), (kind::NAK, RQ_PSN + 1));
+        assert_eq!(last.header.rkey, nak::REMOTE_ACCESS);
+    }
+
+    #[test]
+    fn reads_beyond_max_dest_rd_atomic_are_invalid() {
+        let mut node = Node::new();
+        let queue = node.connected();
+        node.fabric.full = true;
+        for n in 0..3 {
+            let header = read_from(&node, &queue, RQ_PSN + n, DATA, 4);
+            node.take_from(PEER, header, &[]);
+        }
+        node.fabric.full = false;
+        let expected = [
+            (kind::READ_DATA, RQ_PSN, 0),
+            (kind::READ_DATA, RQ_PSN + 1, 0),
+            (kind::NAK, RQ_PSN + 2, nak::INVALID_REQUEST),
+        ];
+        assert_eq!(answers(&mut node), expected);
+        assert_eq!(node.events(), [(EventKind::QpReqErr, queue.qpn)]);
+    }
+
+    #[test]
+    fn a_region_that_goes_while_it_is_read_is_refused() {
+        let mut node = Node::new();
+        let queue = node.connected();
+        let key = node.register(DATA, 1 << 20, access::REMOTE_READ);
+        let mut header = read_from(&node, &queue, RQ_PSN, DATA, 1 << 20);
+        header.rkey = key;
+        node.take_from(PEER, header, &[]);
+        node.engine
+            .round(&mut node.objects, &mut node.fabric, node.now);
+        assert!(!node.fabric.sent.is_empty());
+        node.objects.memory.deregister(0, key).unwrap();
+        let all = answers(&mut node);
+        assert_eq!(all.last(), Some(&(kind::NAK, RQ_PSN, nak::REMOTE_ACCESS)));
+        assert_eq!(node.events(), [(EventKind::QpAccessErr, queue.qpn)]);
+    }
+
+    #[test]
+    fn reads_are_done_again_and_zero_length_reads_name_no_memory() {
+        let mut node = Node::new();
+        let queue = node.connected();
+        let mut header = read_from(&node, &queue, RQ_PSN, DATA, 0);
+        header.rkey = 0xbad;
+        node.take(header, &[]);
+        assert_eq!(answers(&mut node), [(kind::READ_DATA, RQ_PSN, 0)]);
+        let header = read_from(&node, &queue, RQ_PSN + 1, DATA, 4);
+        for content in [[1; 4], [2; 4]] {
+            node.ram.write(DATA, &content);
+            node.take(header, &[]);
+            assert_eq!(node.sent()[0].payload, content);
+        }
+        assert_eq!(node.qp(&queue).transport.responder.expected, RQ_PSN + 2);
+    }
+
+    #[test]
+    fn atomics_are_done_once_and_answered_as_often_as_asked() {
+        let mut node = Node::new();
+        let queue = node.connected();
+        node.ram.write(DATA + 8, &5_u64.to_le_bytes());
+        let add = atomic_at(&node, &queue, RQ_PSN, DATA + 8, true);
+        let swap = atomic_at(&node, &queue, RQ_PSN + 1, DATA + 8, false);
+        let ten = [10_u64.to_le_bytes(), [0; 8]].concat();
+        let fifteen = [15_u64.to_le_bytes(), 1_u64.to_le_bytes()].concat();
+        for (header, operands, old) in [
+            (add, &ten, 5_u64),
+            (swap, &fifteen, 15),
+            (add, &ten, 5),
+            (swap, &fifteen, 15),
+        ] {
+            node.take(header, operands);
+            let sent = node.sent();
+            assert_eq!(sent[0].header.kind, kind::ATOMIC_DATA);
+            assert_eq!(sent[0].payload, old.to_le_bytes());
+        }
+        assert_eq!(node.bytes(DATA + 8, 8), 1_u64.to_le_bytes());
+    }
+
+    #[test]
+    fn an_unaligned_atomic_is_invalid_and_changes_nothing() {
+        let mut node = Node::new();
+        let queue = node.connected();
+        let header = atomic_at(&node, &queue, RQ_PSN, DATA + 4, true);
+        node.take(header, &[1; 16]);
+        assert_eq!(answers(&mut node), refused(RQ_PSN, nak::INVALID_REQUEST));
+        assert_eq!(node.bytes(DATA, 16), [0; 16]);
+    }
+
+    #[test]
+    fn a_message_in_rtr_establishes_the_connection_once() {
+        let mut node = Node::new();
+        let queue = node.queue_with(64);
+        node.connect(&queue, PEER_QPN, |_| {});
+        node.qp_mut(&queue).state = QpState::Rtr;
+        for n in 0..2 {
+            let header = write_to(&node, &queue, RQ_PSN + n, DATA, 4);
+            node.take(header, &[1; 4]);
+        }
+        assert_eq!(node.events(), [(EventKind::CommEst, queue.qpn)]);
+        assert_eq!(answers(&mut node).len(), 2);
+    }
+
+    #[test]
+    fn strangers_are_told_that_there_is_no_such_qp() {
+        let mut node = Node::new();
+        let queue = node.connected();
+        let good = write_to(&node, &queue, RQ_PSN, DATA, 4);
+        let other_source = FrameHeader {
+            src_qpn: PEER_QPN + 1,
+            ..good
+        };
+        let nobody = FrameHeader {
+            dst_qpn: 0xabcd,
+            ..good
+        };
+        for (peer, header) in [(PEER, other_source), (PEER, nobody), (PeerId(8), good)] {
+            let placement = node.take_from(peer, header, &[1; 4]);
+            assert_eq!(placement, Placement::Discard);
+            let sent = node.sent();
+            assert_eq!((sent.len(), sent[0].peer), (1, peer));
+            assert_eq!(sent[0].header.rkey, nak::NO_QP);
+            assert_eq!(sent[0].header.dst_qpn, header.src_qpn);
+        }
+        let init = node.queue_with(64);
+        let header = write_to(&node, &init, RQ_PSN, DATA, 4);
+        assert_eq!(node.take(header, &[1; 4]), Placement::Discard);
+        assert_eq!(answers(&mut node)[0].2, nak::NO_QP);
+        assert_eq!(node.bytes(DATA, 4), [0; 4]);
+    }
+
+    #[test]
+    fn refusals_of_strangers_are_bounded() {
+        let mut node = Node::new();
+        let queue = node.connected();
+        for src_qpn in 0x10_0000..0x10_2000 {
+            let header = FrameHeader {
+                src_qpn,
+                ..write_to(&node, &queue, RQ_PSN, DATA, 4)
+            };
+            node.take_from(PEER, header, &[1; 4]);
+        }
+        assert!(node.sent().len() <= 256);
+    }
+
+    #[test]
+    fn a_receive_whose_cq_overflows_is_not_acknowledged() {
+        let mut node = Node::new();
+        let mut queue = node.connected_with(1, PEER_QPN, |_| {});
+        for _ in 0..2 {
+            node.receive(&mut queue, 1, &[]);
+        }
+        node.take(send(&queue, RQ_PSN, 0), &[]);
+        assert_eq!(answers(&mut node), acked(RQ_PSN + 1));
+        node.take(send(&queue, RQ_PSN + 1, 0), &[]);
+        let expected = refused(RQ_PSN + 1, nak::REMOTE_OPERATION);
+        assert_eq!(answers(&mut node), expected);
+        assert_eq!(node.qp(&queue).state, QpState::Err);
+        assert_eq!(node.done(&mut queue), [(1, 0)]);
     }
 }

@@ -52,6 +52,7 @@ pub(super) fn progress(requester: &mut Requester, now: Instant) {
 /// Goes back to the oldest message that is not complete; what was answered is stepped over.
 pub(super) fn go_back(requester: &mut Requester) {
     (requester.position, requester.offset, requester.reads) = (0, 0, 0);
+    requester.ask = false;
     for message in &mut requester.messages {
         if message.standing == Standing::Pending {
             message.received = 0;
@@ -186,6 +187,10 @@ pub(super) fn ask(qp: &mut Qp, fabric: &mut dyn Fabric) {
         return;
     }
     requester.ask = false;
+    if requester.position == 0 && requester.wait == Wait::None {
+        // Nothing is under way; what is sent next asks.
+        return;
+    }
     let header = FrameHeader {
         kind: kind::WRITE,
         flags: flag::LAST,
@@ -196,4 +201,273 @@ pub(super) fn ask(qp: &mut Qp, fabric: &mut dyn Fabric) {
     };
     // Not taken: the timer asks again.
     let _ = fabric.send(peer, &header, &[], &[]);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::test_utils::*;
+    use super::*;
+    use crate::rdma::fabric::frame::nak;
+    use crate::rdma::objects::QpState;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    /// A QP with WRITEs 1 to `count` sent. Patience is 67.1 ms times 8.
+    fn sending(count: u64) -> (Node, Queue) {
+        let mut node = Node::new();
+        let mut queue = node.connected();
+        for wr_id in 1..=count {
+            let post = write(&node, wr_id, 8);
+            node.send(&mut queue, post);
+        }
+        assert_eq!(node.sent().len() as u64, count);
+        (node, queue)
+    }
+
+    fn numbers(node: &mut Node) -> Vec<u32> {
+        node.sent_kinds().iter().map(|s| s.1).collect()
+    }
+
+    #[test]
+    fn after_rnr_the_message_and_all_behind_it_are_sent_again_in_time() {
+        let (mut node, mut queue) = sending(3);
+        node.take(refusal(&queue, SQ_PSN + 1, nak::RNR, 14), &[]);
+        assert_eq!(node.done(&mut queue), [(1, 0)]);
+        node.pass(timer::rnr_delay(14) - MS / 10);
+        assert!(numbers(&mut node).is_empty());
+        node.pass(MS / 10);
+        assert_eq!(numbers(&mut node), [SQ_PSN + 1, SQ_PSN + 2]);
+        assert_eq!(node.objects.stats.device.rnr_nak_received.get(), 1);
+        assert_eq!(node.objects.stats.device.retries.get(), 1);
+        node.take(ack(&queue, SQ_PSN + 3), &[]);
+        assert_eq!(node.done(&mut queue), [(2, 0), (3, 0)]);
+    }
+
+    #[test]
+    fn rnr_ends_after_rnr_retry_and_the_peer_is_told_nothing() {
+        let (mut node, mut queue) = sending(2);
+        for _ in 0..2 {
+            node.take(refusal(&queue, SQ_PSN, nak::RNR, 1), &[]);
+            assert_eq!(node.done(&mut queue), []);
+            node.pass(MS);
+            assert_eq!(numbers(&mut node), [SQ_PSN, SQ_PSN + 1]);
+        }
+        node.take(refusal(&queue, SQ_PSN, nak::RNR, 1), &[]);
+        let expected = [
+            (1, cqe_status::RNR_RETRY_EXC_ERR),
+            (2, cqe_status::WR_FLUSH_ERR),
+        ];
+        assert_eq!(node.done(&mut queue), expected);
+        assert!(numbers(&mut node).is_empty());
+    }
+
+    #[test]
+    fn progress_gives_rnr_its_retries_back_and_seven_are_no_end() {
+        let (mut node, mut queue) = sending(2);
+        for n in 0..2 {
+            for _ in 0..2 {
+                node.take(refusal(&queue, SQ_PSN + n, nak::RNR, 1), &[]);
+                node.pass(MS);
+            }
+        }
+        assert_eq!(node.qp(&queue).state, QpState::Rts);
+        node.qp_mut(&queue).attrs.rnr_retry = 7;
+        for _ in 0..100 {
+            node.take(refusal(&queue, SQ_PSN + 1, nak::RNR, 1), &[]);
+            node.pass(MS);
+        }
+        node.take(ack(&queue, SQ_PSN + 2), &[]);
+        assert_eq!(node.done(&mut queue), [(1, 0), (2, 0)]);
+    }
+
+    #[test]
+    fn a_silent_peer_ends_the_connection_when_patience_does() {
+        let (mut node, mut queue) = sending(2);
+        node.link_down();
+        let patience = patience(node.qp(&queue)).unwrap();
+        assert_eq!(patience, Duration::from_nanos(67_108_864) * 8);
+        node.pass(patience - MS);
+        assert_eq!(node.done(&mut queue), []);
+        assert!(node.engine.next_timer().unwrap() <= node.now + MS);
+        node.pass(MS);
+        let expected = [
+            (1, cqe_status::RETRY_EXC_ERR),
+            (2, cqe_status::WR_FLUSH_ERR),
+        ];
+        assert_eq!(node.done(&mut queue), expected);
+        assert_eq!(node.objects.stats.device.timeouts.get(), 1);
+    }
+
+    #[test]
+    fn silence_is_counted_from_the_last_sign_of_life() {
+        let (mut node, mut queue) = sending(1);
+        let patience = patience(node.qp(&queue)).unwrap();
+        for _ in 0..20 {
+            node.pass(patience / 2);
+            node.fabric.heard = Some(node.now);
+        }
+        assert_eq!(node.done(&mut queue), []);
+        node.pass(patience - MS);
+        assert_eq!(node.done(&mut queue), []);
+        node.pass(MS);
+        assert_eq!(node.done(&mut queue), [(1, cqe_status::RETRY_EXC_ERR)]);
+    }
+
+    #[test]
+    fn a_timeout_of_zero_is_patience_without_end() {
+        let mut node = Node::new();
+        let mut queue = node.connected_with(64, PEER_QPN, |a| a.timeout = 0);
+        let post = write(&node, 1, 8);
+        node.send(&mut queue, post);
+        node.sent();
+        node.link_down();
+        for _ in 0..1000 {
+            node.pass(Duration::from_secs(3600));
+        }
+        node.link_up();
+        assert_eq!(numbers(&mut node)[0], SQ_PSN);
+        assert_eq!(node.done(&mut queue), []);
+    }
+
+    #[test]
+    fn a_link_that_comes_back_gets_all_that_is_not_acknowledged() {
+        let (mut node, mut queue) = sending(3);
+        let post = read(&node, 4, 100);
+        node.send(&mut queue, post);
+        assert_eq!(numbers(&mut node), [SQ_PSN + 3]);
+        node.take(ack(&queue, SQ_PSN + 1), &[]);
+        let half = FrameHeader {
+            flags: 0,
+            length: 50,
+            msg_len: 100,
+            ..from_peer(&queue, kind::READ_DATA, SQ_PSN + 3)
+        };
+        node.link_down();
+        node.pass(MS);
+        assert!(numbers(&mut node).is_empty());
+        node.link_up();
+        assert_eq!(numbers(&mut node), [SQ_PSN + 1, SQ_PSN + 2, SQ_PSN + 3]);
+        node.take(half, &[1; 50]);
+        let rest = FrameHeader {
+            flags: flag::LAST,
+            offset: 50,
+            ..half
+        };
+        node.take(rest, &[2; 50]);
+        assert_eq!(node.done(&mut queue), [(1, 0), (2, 0), (3, 0), (4, 0)]);
+        assert_eq!(node.objects.stats.device.retries.get(), 1);
+    }
+
+    #[test]
+    fn work_posted_before_there_is_a_route_waits_for_it() {
+        let mut node = Node::new();
+        node.fabric.route = None;
+        let mut queue = node.connected();
+        let post = write(&node, 1, 8);
+        node.send(&mut queue, post);
+        assert!(numbers(&mut node).is_empty());
+        node.fabric.route = Some(PEER);
+        use crate::rdma::fabric::Sink;
+        node.receiver().routes_changed();
+        assert_eq!(numbers(&mut node), [SQ_PSN]);
+        node.take(ack(&queue, SQ_PSN + 1), &[]);
+        assert_eq!(node.done(&mut queue), [(1, 0)]);
+    }
+
+    #[test]
+    fn an_unreachable_peer_ends_the_connection() {
+        let mut node = Node::new();
+        node.fabric.route = None;
+        let mut queue = node.connected();
+        let post = write(&node, 1, 8);
+        node.send(&mut queue, post);
+        node.run();
+        let patience = patience(node.qp(&queue)).unwrap();
+        node.pass(patience);
+        assert_eq!(node.done(&mut queue), [(1, cqe_status::RETRY_EXC_ERR)]);
+    }
+
+    #[test]
+    fn no_such_qp_counts_as_silence_although_the_peer_is_there() {
+        let (mut node, mut queue) = sending(1);
+        let patience = patience(node.qp(&queue)).unwrap();
+        let no = refusal(&queue, 0, nak::NO_QP, 0);
+        let end = node.now + patience;
+        while node.now < end {
+            node.take(no, &[]);
+            assert_eq!(
+                node.done(&mut queue),
+                [],
+                "{:?} before the end",
+                end - node.now
+            );
+            node.pass(MS);
+            for frame in node.sent() {
+                assert_eq!(frame.header.seq, SQ_PSN - 1, "sent again to nobody");
+            }
+        }
+        node.pass(MS);
+        assert_eq!(node.done(&mut queue), [(1, cqe_status::RETRY_EXC_ERR)]);
+    }
+
+    #[test]
+    fn a_qp_that_appears_late_gets_everything() {
+        let (mut node, mut queue) = sending(3);
+        for _ in 0..3 {
+            node.take(refusal(&queue, 0, nak::NO_QP, 0), &[]);
+        }
+        node.pass(MS);
+        let probes = node.sent();
+        assert_eq!(probes.len(), 1);
+        let probe = probes[0].header;
+        assert_eq!(
+            (probe.kind, probe.flags, probe.length),
+            (kind::WRITE, flag::LAST, 0)
+        );
+        assert_eq!((probe.seq, probe.msg_len), (SQ_PSN - 1, 0));
+        node.take(ack(&queue, SQ_PSN), &[]);
+        assert_eq!(numbers(&mut node), [SQ_PSN, SQ_PSN + 1, SQ_PSN + 2]);
+        node.take(ack(&queue, SQ_PSN + 3), &[]);
+        assert_eq!(node.done(&mut queue), [(1, 0), (2, 0), (3, 0)]);
+    }
+
+    #[test]
+    fn a_peer_that_holds_an_acknowledgement_back_is_asked_and_nothing_completes() {
+        let (mut node, mut queue) = sending(1);
+        let mut probes = 0;
+        for _ in 0..100 {
+            node.pass(100 * MS);
+            let asked = node.sent();
+            probes += asked.len();
+            assert!(asked.iter().all(|s| s.header.seq == SQ_PSN - 1));
+            node.take(ack(&queue, SQ_PSN), &[]);
+        }
+        assert!((10..=101).contains(&probes), "{probes}");
+        assert_eq!(node.done(&mut queue), []);
+        node.take(ack(&queue, SQ_PSN + 1), &[]);
+        assert_eq!(node.done(&mut queue), [(1, 0)]);
+    }
+
+    #[test]
+    fn a_refused_sequence_sends_again_at_once_but_not_without_end() {
+        let (mut node, queue) = sending(2);
+        node.take(refusal(&queue, SQ_PSN, nak::SEQUENCE, 0), &[]);
+        assert_eq!(numbers(&mut node), [SQ_PSN, SQ_PSN + 1]);
+        for _ in 0..50 {
+            node.take(refusal(&queue, SQ_PSN, nak::SEQUENCE, 0), &[]);
+        }
+        assert!(numbers(&mut node).is_empty());
+        node.pass(MS);
+        assert_eq!(numbers(&mut node), [SQ_PSN, SQ_PSN + 1]);
+    }
+
+    #[test]
+    fn an_idle_connection_has_no_timer() {
+        let (mut node, queue) = sending(1);
+        node.take(ack(&queue, SQ_PSN + 1), &[]);
+        for _ in 0..3 {
+            node.pass(Duration::from_secs(1));
+        }
+        assert_eq!(node.engine.next_timer(), None);
+    }
 }

@@ -6,7 +6,7 @@
 
 use std::time::Instant;
 
-use super::{Engine, Owes, flush, requester, responder, retry};
+use super::{Engine, Owes, answers, flush, requester, retry};
 use crate::rdma::fabric::{Fabric, SendError};
 use crate::rdma::objects::{Objects, Qp, QpState, kick_fence};
 use crate::rdma::wire::kick;
@@ -65,7 +65,7 @@ impl Engine {
                 continue;
             };
             qp.transport.owing = false;
-            let owes = responder::step(qp, &mut env, fabric);
+            let owes = answers::step(qp, &mut env, fabric);
             if owes != Owes::Nothing {
                 env.owe(qp);
             }
@@ -91,7 +91,11 @@ impl Engine {
                 continue;
             };
             let step = match qp.state {
-                QpState::Rts | QpState::Sqd => requester::step(qp, &mut env, fabric),
+                QpState::Rts | QpState::Sqd => match requester::step(qp, &mut env, fabric) {
+                    // It failed just now, and has work to flush.
+                    _ if qp.state == QpState::Err => Step::Worked,
+                    step => step,
+                },
                 QpState::Err => flush::step(qp, &mut env),
                 _ => Step::Idle,
             };
@@ -213,5 +217,153 @@ fn has_posts(qp: &mut Qp) -> bool {
             sends.is_ok_and(|produced| produced != taken) || qp.rq.is_ready().unwrap_or(false)
         }
         _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::test_utils::*;
+    use super::*;
+    use crate::rdma::fabric::frame::kind;
+
+    #[test]
+    fn a_hot_queue_wants_no_doorbell_and_a_cold_one_does() {
+        let mut node = Node::new();
+        let mut queue = node.connected();
+        node.run();
+        let post = write(&node, 1, 8);
+        assert!(!node.send(&mut queue, post));
+        assert_eq!(node.sent_kinds(), [(kind::WRITE, SQ_PSN)]);
+        node.take(ack(&queue, SQ_PSN + 1), &[]);
+        assert!(!node.engine.before_sleep(&mut node.objects));
+        let post = write(&node, 2, 8);
+        assert!(node.send(&mut queue, post));
+        assert_eq!(node.sent_kinds(), []);
+        node.engine.doorbell(&mut node.objects, 0);
+        assert_eq!(node.sent_kinds(), [(kind::WRITE, SQ_PSN + 1)]);
+    }
+
+    #[test]
+    fn a_post_just_before_sleep_is_not_missed() {
+        let mut node = Node::new();
+        let mut queue = node.connected();
+        node.run();
+        let post = write(&node, 1, 8);
+        assert!(!node.send(&mut queue, post));
+        assert!(node.engine.before_sleep(&mut node.objects));
+        assert_eq!(node.kicks(&queue), 0);
+        assert_eq!(node.sent_kinds(), [(kind::WRITE, SQ_PSN)]);
+    }
+
+    #[test]
+    fn a_doorbell_looks_at_its_owners_queues_only() {
+        let mut node = Node::new();
+        let mut queue = node.connected();
+        node.run();
+        assert!(!node.engine.before_sleep(&mut node.objects));
+        let post = write(&node, 1, 8);
+        node.send(&mut queue, post);
+        for page in [1, 2, u32::MAX] {
+            node.engine.doorbell(&mut node.objects, page);
+        }
+        assert_eq!(node.sent_kinds(), []);
+    }
+
+    #[test]
+    fn a_round_is_bounded_and_every_qp_has_its_turn() {
+        let mut node = Node::new();
+        let mut queues: Vec<Queue> = (0..100).map(|_| node.connected()).collect();
+        for queue in &mut queues {
+            for wr_id in 0..100 {
+                let post = write(&node, wr_id, 8);
+                node.fill_send(queue, &post);
+            }
+            node.set_sq_producer(queue, 100);
+        }
+        let (objects, fabric) = (&mut node.objects, &mut node.fabric);
+        assert!(node.engine.round(objects, fabric, node.now));
+        let first = fabric.sent.len();
+        assert!(first <= ROUND_QPS * 32, "{first} frames in one round");
+        assert!(node.engine.round(objects, fabric, node.now));
+        let mut served: Vec<u32> = fabric.sent.iter().map(|s| s.header.src_qpn).collect();
+        served.sort_unstable();
+        served.dedup();
+        assert_eq!(served.len(), 100);
+        assert_eq!(node.sent().len(), 100 * 100);
+    }
+
+    #[test]
+    fn of_many_idle_queues_most_go_cold_by_themselves() {
+        let mut node = Node::new();
+        let queues: Vec<Queue> = (0..40).map(|_| node.connected()).collect();
+        for _ in 0..1000 {
+            let (objects, fabric) = (&mut node.objects, &mut node.fabric);
+            node.engine.round(objects, fabric, node.now);
+        }
+        let hot = |q: &&Queue| node.qp(q).transport.hot;
+        assert_eq!(queues.iter().filter(hot).count(), IDLE_HOT);
+        for queue in &queues {
+            let asked = node.kicks(queue) & kick::SQ != 0;
+            assert_eq!(asked, !node.qp(queue).transport.hot);
+        }
+    }
+
+    #[test]
+    fn a_destroyed_qp_leaves_nothing_behind() {
+        let mut node = Node::new();
+        let mut queue = node.connected();
+        let post = read(&node, 1, 8);
+        node.send(&mut queue, post);
+        node.sent();
+        let write = crate::rdma::fabric::frame::FrameHeader {
+            rkey: node.key,
+            addr: DATA,
+            ..from_peer(&queue, kind::WRITE, RQ_PSN)
+        };
+        node.take_from(PEER, write, &[]);
+        node.engine.qp_destroyed(&mut node.objects, queue.qpn);
+        node.objects.remove_qp(queue.qpn);
+        assert_eq!(node.sent_kinds(), [(kind::ACK, RQ_PSN + 1)]);
+        assert_eq!(node.engine.next_timer(), None);
+        assert!(node.engine.lists.hot.is_empty() && node.engine.lists.owing.is_empty());
+    }
+
+    #[test]
+    fn a_qp_that_goes_tells_the_peer_of_reads_that_get_no_answer() {
+        let mut node = Node::new();
+        let queue = node.connected();
+        node.fabric.full = true;
+        let read = crate::rdma::fabric::frame::FrameHeader {
+            rkey: node.key,
+            addr: DATA,
+            msg_len: 8,
+            ..from_peer(&queue, kind::READ, RQ_PSN)
+        };
+        node.take(read, &[]);
+        node.modify(&queue, QpState::Err);
+        let sent = node.sent();
+        assert_eq!((sent.len(), sent[0].header.kind), (1, kind::NAK));
+        assert_eq!(sent[0].header.rkey, crate::rdma::fabric::frame::nak::NO_QP);
+    }
+
+    #[test]
+    fn reset_restarts_indices_and_numbers() {
+        let mut node = Node::new();
+        let mut queue = node.connected();
+        for wr_id in 1..4 {
+            let post = write(&node, wr_id, 8);
+            node.send(&mut queue, post);
+        }
+        node.sent();
+        node.reset(&mut queue);
+        node.connect(&queue, PEER_QPN, |_| {});
+        node.take(ack(&queue, SQ_PSN + 3), &[]);
+        assert_eq!(node.done(&mut queue), []);
+        let post = write(&node, 9, 8);
+        node.send(&mut queue, post);
+        assert_eq!(node.sent_kinds(), [(kind::WRITE, SQ_PSN)]);
+        node.take(ack(&queue, SQ_PSN + 1), &[]);
+        let cqes = node.poll_cq(&mut queue);
+        assert_eq!((cqes[0].wr_id.get(), cqes[0].wqe_index.get()), (9, 0));
     }
 }

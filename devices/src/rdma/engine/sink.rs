@@ -4,7 +4,7 @@
 
 use std::time::Instant;
 
-use super::{Engine, completer, responder, retry};
+use super::{Engine, answers, completer, responder, retry};
 use crate::rdma::fabric::frame::{FrameHeader, flag, kind, nak};
 use crate::rdma::fabric::{PeerId, Placement, Sink};
 use crate::rdma::memory::Segment;
@@ -130,7 +130,7 @@ impl Sink for Receiver<'_> {
         for qpn in connected(self.objects, peer) {
             if let Some((qp, mut env)) = self.engine.enter(self.objects, qpn, self.now) {
                 retry::link_lost(qp, &mut env);
-                responder::link_lost(qp);
+                answers::link_lost(qp);
             }
         }
         self.engine.lists.strays.retain(|(to, _)| *to != peer);

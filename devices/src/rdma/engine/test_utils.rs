@@ -159,7 +159,7 @@ pub(super) struct Queue {
 
 impl Node {
     pub fn new() -> Self {
-        let ram = Arc::new(FakeRam::new(0x20_0000 + 0x80_0000));
+        let ram = Arc::new(FakeRam::new(0x200_0000));
         let features = feature::ATOMICS;
         let mut objects = Objects::new(Limits::default(), features, ram.clone(), Arc::default());
         let pd = objects.create_pd(0).unwrap();
@@ -292,6 +292,18 @@ impl Node {
             .qp_state_changed(&mut self.objects, &self.fabric, queue.qpn, old);
     }
 
+    /// The QP goes to RESET and INIT again.
+    pub fn reset(&mut self, queue: &mut Queue) {
+        self.modify(queue, QpState::Reset);
+        let qp = self.qp_mut(queue);
+        qp.attrs = QpAttributes::default();
+        qp.rq.reset();
+        (queue.sq_producer, queue.rq_producer) = (0, 0);
+        self.set_sq_producer(queue, 0);
+        self.set_rq_producer(queue, 0);
+        self.modify(queue, QpState::Init);
+    }
+
     /// A QP in RTS, connected to the peer.
     pub fn connected(&mut self) -> Queue {
         self.connected_with(CQ_ENTRIES, PEER_QPN, |_| {})
@@ -397,10 +409,15 @@ impl Node {
         self.ram.read32(queue.base + qp_control::FLAGS)
     }
 
+    /// Where the receive WQE of that index lies.
+    pub fn rq_slot(&self, queue: &Queue, index: u32) -> u64 {
+        let ring = queue.base + 4096 + u64::from(SQ_ENTRIES * SQ_STRIDE);
+        ring + u64::from(index % RQ_ENTRIES) * u64::from(RQ_STRIDE)
+    }
+
     /// Posts a receive.
     pub fn receive(&mut self, queue: &mut Queue, wr_id: u64, sges: &[(u64, u32, u32)]) {
-        let ring = queue.base + 4096 + u64::from(SQ_ENTRIES * SQ_STRIDE);
-        let at = ring + u64::from(queue.rq_producer % RQ_ENTRIES) * u64::from(RQ_STRIDE);
+        let at = self.rq_slot(queue, queue.rq_producer);
         let header = ReceiveWqeHeader {
             wr_id: wr_id.into(),
             num_sge: (sges.len() as u16).into(),
