@@ -11,6 +11,7 @@ pub mod rdma;
 pub mod rng;
 #[cfg(test)]
 pub(crate) mod test_utils;
+pub mod vsock;
 mod worker;
 
 pub use device::{

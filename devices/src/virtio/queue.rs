@@ -174,6 +174,10 @@ impl DeviceQueue {
         }
     }
 
+    pub(crate) fn memory(&self) -> &Arc<GuestRam> {
+        &self.memory
+    }
+
     /// Becomes readable when the driver notifies.
     pub(crate) fn kick_fd(&self) -> RawFd {
         self.kick.as_raw_fd()
@@ -214,6 +218,11 @@ impl DeviceQueue {
             }
         }
         Ok(true)
+    }
+
+    /// Undoes the last [`pop`](Self::pop), whose chain was not used.
+    pub(crate) fn unpop(&mut self) {
+        self.queue.go_to_previous_position();
     }
 
     /// Gives `chain` back, `written` bytes of its writable part filled.

@@ -41,6 +41,18 @@ impl Poller {
             .ctl(ControlOperation::Add, fd, EpollEvent::new(events, token))
     }
 
+    /// Changes the states that `fd` is watched for.
+    pub(crate) fn modify(&self, fd: RawFd, token: u64, events: EventSet) -> io::Result<()> {
+        self.epoll
+            .ctl(ControlOperation::Modify, fd, EpollEvent::new(events, token))
+    }
+
+    /// Stops watching `fd`, which must still be open.
+    pub(crate) fn remove(&self, fd: RawFd) -> io::Result<()> {
+        self.epoll
+            .ctl(ControlOperation::Delete, fd, EpollEvent::default())
+    }
+
     /// Waits up to `timeout` milliseconds (-1 for ever) and puts what happened into `ready`. Returns false when the thread must
     /// end.
     pub(crate) fn wait(&self, timeout: i32, ready: &mut Vec<(u64, EventSet)>) -> bool {
