@@ -73,7 +73,7 @@ impl Machine {
                 vsock: None,
             },
             ended: AtomicBool::new(false),
-            _ram: ram,
+            ram,
         })
     }
 }

@@ -33,7 +33,7 @@ pub struct Machine {
     info: VmInfo,
     ended: AtomicBool,
     /// Last, so that it goes last: the virtual machine and devices point into it.
-    _ram: Arc<GuestRam>,
+    ram: Arc<GuestRam>,
 }
 
 impl Machine {
@@ -50,6 +50,11 @@ impl Machine {
     /// Where the end of the machine is reported.
     pub fn outcome(&self) -> &Arc<OutcomeCell> {
         &self.outcome
+    }
+
+    /// Guest RAM.
+    pub fn memory(&self) -> &Arc<GuestRam> {
+        &self.ram
     }
 
     /// The host's end of the serial console, to type into it.
