@@ -264,7 +264,7 @@ mod tests {
         given.disks = vec![DiskConfig::parse("root.img,ro").unwrap()];
         given.net = vec![NetConfig::parse("fabric,mac=02:00:00:00:00:01,mtu=1500").unwrap()];
         given.rdma = Some(
-            RdmaConfig::parse("fabric=tcp,listen=127.0.0.1:7000,peer=[::1]:7001,max_qp=8").unwrap(),
+            RdmaConfig::parse("fabric=tcp,listen=127.0.0.1:7000,peer=[::1]:7001,qps=8").unwrap(),
         );
         given.serial = Some(SerialConfig::parse("file=log").unwrap());
         given.vsock = Some(VsockConfig::parse("auto").unwrap());
@@ -273,7 +273,7 @@ mod tests {
                 "disks": [{"path": "root.img", "readonly": true}],
                 "net": [{"backend": "fabric", "mac": "02:00:00:00:00:01", "mtu": 1500}],
                 "rdma": {"fabric": "tcp", "listen": "127.0.0.1:7000", "peers": ["[::1]:7001"],
-                         "limits": {"max_qp": 8}},
+                         "limits": {"qps": 8}},
                 "serial": {"file": "log"}, "vsock": "auto"}"#,
         )
         .unwrap();
@@ -289,7 +289,7 @@ mod tests {
             r#"{"kernel": "k", "cpu": 1}"#,
             r#"{"kernel": "k", "memory": {"size": "1G", "huge": true}}"#,
             r#"{"kernel": "k", "disks": [{"path": "a", "ro": true}]}"#,
-            r#"{"kernel": "k", "rdma": {"fabric": "tcp", "limits": {"qp": 1}}}"#,
+            r#"{"kernel": "k", "rdma": {"fabric": "tcp", "limits": {"max_qp": 1}}}"#,
             r#"{"kernel": "k", "rdma": {"fabric": "shm"}}"#,
         ] {
             assert!(serde_json::from_str::<VmConfig>(text).is_err(), "{text}");

@@ -18,28 +18,54 @@ pub enum FabricKind {
     Tcp,
 }
 
-/// Most of each kind of object that a guest may create. What is not given is the device's own limit.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct RdmaLimits {
-    /// Queue pairs.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub max_qp: Option<u32>,
-    /// Completion queues.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub max_cq: Option<u32>,
-    /// Memory regions.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub max_mr: Option<u32>,
+macro_rules! limits {
+    ($($(#[$doc:meta])* $name:ident,)*) => {
+        /// Most of each kind of thing that a guest may create. What is not given is the device's own limit.
+        #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+        #[serde(deny_unknown_fields)]
+        pub struct RdmaLimits {
+            $($(#[$doc])*
+            #[serde(default, skip_serializing_if = "Option::is_none")]
+            pub $name: Option<u32>,)*
+        }
+
+        impl RdmaLimits {
+            /// The limit of this name, to be set.
+            fn by_name(&mut self, name: &str) -> Option<&mut Option<u32>> {
+                match name {
+                    $(stringify!($name) => Some(&mut self.$name),)*
+                    _ => None,
+                }
+            }
+        }
+    };
+}
+
+limits! {
+    /// User contexts.
+    contexts,
     /// Protection domains.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub max_pd: Option<u32>,
-    /// Work requests of a queue.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub max_qp_wr: Option<u32>,
-    /// Entries of a completion queue.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub max_cqe: Option<u32>,
+    pds,
+    /// Memory regions.
+    mrs,
+    /// Completion queues.
+    cqs,
+    /// Entries of a completion queue, a power of two.
+    cqe,
+    /// Queue pairs.
+    qps,
+    /// Entries of a send queue, a power of two.
+    send_wr,
+    /// Entries of a receive queue, a power of two.
+    recv_wr,
+    /// Scatter/gather elements of a send.
+    send_sge,
+    /// Scatter/gather elements of a receive.
+    recv_sge,
+    /// Slots of the GID table.
+    gids,
+    /// Bytes of a message.
+    msg_size,
 }
 
 /// A virtio-rdma device and its fabric.
@@ -67,8 +93,9 @@ impl RdmaConfig {
     pub fn parse(text: &str) -> Result<Self, OptionError> {
         let items = Items::new(
             "--rdma",
-            "fabric=tcp, then [,listen=ADDR:PORT][,peer=ADDR:PORT]...[,mac=MAC] and limits \
-             max_qp, max_cq, max_mr, max_pd, max_qp_wr, max_cqe =N; ADDR is an IP address",
+            "fabric=tcp, then [,listen=ADDR:PORT][,peer=ADDR:PORT]...[,mac=MAC], ADDR an IP address, and limits \
+             [,contexts=N][,pds=N][,mrs=N][,cqs=N][,cqe=N][,qps=N][,send_wr=N][,recv_wr=N][,send_sge=N]\
+             [,recv_sge=N][,gids=N][,msg_size=N]",
             text,
         );
         let mut fabric = None;
@@ -90,13 +117,10 @@ impl RdmaConfig {
                 "listen" => config.listen = Some(items.parse(item)?),
                 "peer" => config.peers.push(items.parse(item)?),
                 "mac" => config.mac = Some(items.parse(item)?),
-                "max_qp" => limits.max_qp = Some(items.parse(item)?),
-                "max_cq" => limits.max_cq = Some(items.parse(item)?),
-                "max_mr" => limits.max_mr = Some(items.parse(item)?),
-                "max_pd" => limits.max_pd = Some(items.parse(item)?),
-                "max_qp_wr" => limits.max_qp_wr = Some(items.parse(item)?),
-                "max_cqe" => limits.max_cqe = Some(items.parse(item)?),
-                _ => return Err(items.unknown(item)),
+                name => match limits.by_name(name) {
+                    Some(limit) => *limit = Some(items.parse(item)?),
+                    None => return Err(items.unknown(item)),
+                },
             }
         }
         config.fabric = fabric.ok_or_else(|| items.error(format!("no fabric in '{text}'")))?;

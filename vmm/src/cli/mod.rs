@@ -34,7 +34,7 @@ options of run:
   --net tap=NAME|fabric[,mac=MAC][,mtu=N]
                          may be given several times; fabric needs --rdma, which carries it
   --rdma fabric=tcp[,listen=ADDR:PORT][,peer=ADDR:PORT]...[,mac=MAC][,LIMIT=N]...
-                         limits: max_qp, max_cq, max_mr, max_pd, max_qp_wr, max_cqe
+                         limits: contexts pds mrs cqs cqe qps send_wr recv_wr send_sge recv_sge gids msg_size
   --vsock PATH|auto      Unix socket towards the guest's vsock (auto with --exec or --control)
   --serial stdio|file=PATH|off
                          (stdio; off with --exec). On a terminal Ctrl-A x ends the machine

@@ -43,7 +43,7 @@ impl Machine {
 
         let outcome = Arc::new(OutcomeCell::default());
         let mut platform = Platform::new(&hypervisor.vm, &ram, mmio64, &outcome)?;
-        devices::add(&mut platform, config)?;
+        let snapshots = devices::add(&mut platform, config)?;
         let console = config.serial();
         let sink = Sink::open(&console).map_err(|source| Error::File {
             option: "--serial",
@@ -63,6 +63,7 @@ impl Machine {
             vcpus,
             outcome,
             serial,
+            snapshots,
             virtio: platform.virtio,
             started,
             info: VmInfo {

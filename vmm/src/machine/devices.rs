@@ -5,17 +5,39 @@ use std::sync::{Arc, Mutex};
 use api::VmConfig;
 use devices::virtio::block::Block;
 use devices::virtio::rng::Rng;
+use serde_json::Value;
 
-use super::Error;
 use super::platform::Platform;
+use super::{Error, rdma};
+
+/// Counters of a device at the moment of the call.
+pub type Snapshot = Box<dyn Fn() -> Value + Send + Sync>;
+
+/// Counters of the devices of each kind, in the order of the configuration.
+#[derive(Default)]
+pub struct Snapshots {
+    /// Disks.
+    pub disks: Vec<Snapshot>,
+    /// Network interfaces.
+    pub net: Vec<Snapshot>,
+    /// RDMA devices.
+    pub rdma: Vec<Snapshot>,
+}
 
 /// Puts every device of `config` on the bus, each kind in the order given: disks first, so that they keep their names whatever
 /// else there is.
-pub fn add(platform: &mut Platform, config: &VmConfig) -> Result<(), Error> {
+pub fn add(platform: &mut Platform, config: &VmConfig) -> Result<Snapshots, Error> {
+    let mut snapshots = Snapshots::default();
     for (index, disk) in config.disks.iter().enumerate() {
         let id = format!("longarm-disk{index}");
         let block = Block::open(&disk.path, disk.readonly, &id)?;
         platform.add_virtio(Arc::new(Mutex::new(block)))?;
     }
-    platform.add_virtio(Arc::new(Mutex::new(Rng::new())))
+    if let Some(config_rdma) = &config.rdma {
+        let rdma = rdma::create(config_rdma, config.cpus)?;
+        snapshots.rdma.push(rdma.snapshot);
+        platform.add_virtio(Arc::new(Mutex::new(rdma.device)))?;
+    }
+    platform.add_virtio(Arc::new(Mutex::new(Rng::new())))?;
+    Ok(snapshots)
 }

@@ -3,6 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
+use api::OptionError;
 use arch::x86_64::{acpi, boot};
 use devices::bus::BusError;
 use devices::pci::RootError;
@@ -38,6 +39,9 @@ pub enum Error {
     /// The command line, or other boot data.
     #[error("--cmdline: {0}")]
     BootData(boot::Error),
+    /// A value that turned out wrong when it was used.
+    #[error(transparent)]
+    Option(#[from] OptionError),
     /// A disk.
     #[error("--disk: {0}")]
     Disk(#[from] ImageError),
@@ -87,6 +91,7 @@ impl Error {
             | Self::Boot { .. }
             | Self::BootData(_)
             | Self::Disk(_)
+            | Self::Option(_)
             | Self::Memory(_)
             | Self::AddressBits { .. } => EXIT_USAGE,
             Self::Hypervisor(_)

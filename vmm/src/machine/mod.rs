@@ -4,6 +4,7 @@ mod build;
 mod devices;
 mod error;
 mod platform;
+mod rdma;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -15,6 +16,7 @@ use ::devices::virtio::VirtioDevice;
 use api::control::{Stats, VmInfo, VmState};
 use arch::GuestRam;
 
+use self::devices::{Snapshot, Snapshots};
 pub use error::Error;
 
 use crate::outcome::OutcomeCell;
@@ -28,6 +30,7 @@ pub struct Machine {
     vcpus: Vcpus,
     outcome: Arc<OutcomeCell>,
     serial: SerialConsole,
+    snapshots: Snapshots,
     virtio: Vec<Arc<Mutex<dyn VirtioDevice>>>,
     started: Instant,
     info: VmInfo,
@@ -80,13 +83,14 @@ impl Machine {
 
     /// Counters.
     pub fn stats(&self) -> Stats {
+        let take = |of: &[Snapshot]| of.iter().map(|snapshot| snapshot()).collect();
         Stats {
             uptime_seconds: self.started.elapsed().as_secs_f64(),
             state: self.state(),
             vcpus: self.vcpus.stats(),
-            disks: Vec::new(),
-            net: Vec::new(),
-            rdma: Vec::new(),
+            disks: take(&self.snapshots.disks),
+            net: take(&self.snapshots.net),
+            rdma: take(&self.snapshots.rdma),
         }
     }
 

@@ -16,8 +16,7 @@ use vmm::outcome::Outcome;
 const LOAD: u64 = 0x10_0000;
 /// The interrupt handler in it.
 const HANDLER: u64 = LOAD + 0x80;
-/// Interrupts taken and not yet waited for; `lidt` operand; page directory for the 64-bit window; interrupt table; script.
-const TAKEN: u64 = 0x1f_e000;
+/// `lidt` operand; page directory for the 64-bit window; interrupt table; script. The code counts interrupts at 1fe000.
 const IDT_POINTER: u64 = 0x1f_f000;
 const WINDOW_DIRECTORY: u64 = 0x1f_d000;
 const IDT: u64 = 0x1f_c000;
@@ -31,9 +30,9 @@ pub const VECTOR: u32 = 0x40;
 ///   mov esi, SCRIPT; lidt [IDT_POINTER]
 /// next: mov eax, [rsi]; mov ecx, [rsi+4]; mov rdx, [rsi+8]; add rsi, 16
 ///   1: mov [rdx], cl    2: mov [rdx], cx    3: mov [rdx], ecx    4: mov eax, [rdx]; mov [rsi-12], eax
-///   5: out dx, cl       6: until [TAKEN]: sti; hlt; cli. dec [TAKEN]    7: for ever: inc [rdx]
+///   5: out dx, cl       6: until [1fe000]: sti; hlt; cli. dec [1fe000]    7: for ever: inc [rdx]
 ///   else: out 0x600, S5; hlt
-/// handler: inc [TAKEN]; end of interrupt; iretq
+/// handler: inc [1fe000]; end of interrupt; iretq
 /// ```
 const CODE: [u8; 150] = [
     0xbe, 0x00, 0x00, 0x20, 0x00, 0x0f, 0x01, 0x1c, 0x25, 0x00, 0xf0, 0x1f, 0x00, 0x8b, 0x06, 0x8b,

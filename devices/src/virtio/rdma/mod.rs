@@ -123,11 +123,15 @@ impl ThreadHandle {
 }
 
 impl VirtioRdma {
-    /// A device on a fabric. Its thread starts at once.
+    /// A device on a fabric, which counts in `stats`; the fabric may have been given the same. Its thread starts at once.
     ///
     /// # Errors
     /// `InvalidInput` for options that cannot be; others when the host refuses a thread or a descriptor.
-    pub fn new(options: RdmaOptions, fabric: Box<dyn Fabric>) -> io::Result<Self> {
+    pub fn new(
+        options: RdmaOptions,
+        fabric: Box<dyn Fabric>,
+        stats: Arc<Stats>,
+    ) -> io::Result<Self> {
         let vectors = options.num_vectors;
         if !(1..=RdmaOptions::MAX_VECTORS).contains(&vectors) {
             let text = format!(
@@ -150,7 +154,6 @@ impl VirtioRdma {
         };
         let mut sizes = vec![CONTROL_SIZE, ASYNCHRONOUS_SIZE];
         sizes.extend((0..vectors).map(|_| COMPLETION_SIZE));
-        let stats = Arc::<Stats>::default();
         let (send, receive) = channel();
         let wake = EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?;
         let worker = Worker {
