@@ -3,7 +3,7 @@
 # rdma-core, if the cache has no build of these sources, and prints the directory that holds
 # libvirtio_rdma-rdmav34.so and virtio_rdma.driver. One build serves both suites: rdma-core 44 and 56 have the same private
 # interface, and a build that would ask for a C library newer than Debian 12's is refused. With --check it is always
-# built anew and every compiler warning is an error.
+# built anew, every compiler warning is an error, and the test of its rings is run.
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 
@@ -44,6 +44,10 @@ build() {
             -DCMAKE_INSTALL_SYSCONFDIR=/etc -DNO_PYVERBS=1 -DNO_MAN_PAGES=1 ..
         library=$(ninja -t targets all | sed -n "s/^\(lib\/libvirtio_rdma-rdmav[0-9]*\.so\): .*/\1/p")
         ninja "$library"
+        if [ -n "'"$check"'" ]; then
+            ninja bin/virtio_rdma_test_rings
+            bin/virtio_rdma_test_rings
+        fi
         strip --strip-unneeded -o "/mnt/0/out/${library#lib/}" "$library"
         objdump -T "$library" >/mnt/0/symbols'
     local glibc

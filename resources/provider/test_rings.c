@@ -1,0 +1,413 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+/*
+ * Test of the provider's rings without device, driver or libibverbs: the few
+ * functions of those that it calls are here, and the test plays the device.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "vrdma.h"
+
+#define CHECK(what)                                                            \
+	do {                                                                   \
+		if (!(what)) {                                                 \
+			fprintf(stderr, "%s:%d: not so: %s\n", __FILE__,       \
+				__LINE__, #what);                              \
+			exit(1);                                               \
+		}                                                              \
+	} while (0)
+
+static uint32_t next_qpn = 0x1fff;
+static const uint32_t no_doorbell = 0xffffffff;
+
+/* What libibverbs has. */
+
+int ibv_dontfork_range(void *base, size_t size)
+{
+	return 0;
+}
+
+int ibv_dofork_range(void *base, size_t size)
+{
+	return 0;
+}
+
+int ibv_cmd_create_cq(struct ibv_context *context, int cqe,
+		      struct ibv_comp_channel *channel, int comp_vector,
+		      struct ibv_cq *cq, struct ibv_create_cq *cmd,
+		      size_t cmd_size, struct ib_uverbs_create_cq_resp *resp,
+		      size_t resp_size)
+{
+	cq->context = context;
+	return 0;
+}
+
+int ibv_cmd_destroy_cq(struct ibv_cq *cq)
+{
+	return 0;
+}
+
+int ibv_cmd_create_qp(struct ibv_pd *pd, struct ibv_qp *qp,
+		      struct ibv_qp_init_attr *attr, struct ibv_create_qp *cmd,
+		      size_t cmd_size, struct ib_uverbs_create_qp_resp *resp,
+		      size_t resp_size)
+{
+	qp->context = pd->context;
+	qp->qp_num = next_qpn++;
+	qp->send_cq = attr->send_cq;
+	qp->recv_cq = attr->recv_cq;
+	qp->state = IBV_QPS_RESET;
+	return 0;
+}
+
+int ibv_cmd_modify_qp(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask,
+		      struct ibv_modify_qp *cmd, size_t cmd_size)
+{
+	if (mask & IBV_QP_STATE)
+		qp->state = attr->qp_state;
+	return 0;
+}
+
+int ibv_cmd_query_qp(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask,
+		     struct ibv_qp_init_attr *init_attr,
+		     struct ibv_query_qp *cmd, size_t cmd_size)
+{
+	return EOPNOTSUPP;
+}
+
+int ibv_cmd_destroy_qp(struct ibv_qp *qp)
+{
+	return 0;
+}
+
+/* The device. */
+
+struct device_cq {
+	struct vrdma_cq *cq;
+	uint32_t producer;
+};
+
+static void device_complete(struct device_cq *dev, struct vrdma_qp *qp,
+			    uint16_t flags, uint32_t index, uint64_t wr_id)
+{
+	struct vrdma_cq *cq = dev->cq;
+	struct virtio_rdma_cqe *cqe =
+		&cq->ring[dev->producer & (cq->entries - 1)];
+
+	CHECK(dev->producer - le32toh(cq->ctrl->consumer) < cq->entries);
+	cqe->wr_id = htole64(wr_id);
+	cqe->status = IBV_WC_SUCCESS;
+	cqe->opcode = flags & VIRTIO_RDMA_CQE_SEND_QUEUE ? IBV_WC_SEND :
+							   IBV_WC_RECV;
+	cqe->flags = htole16(flags);
+	cqe->imm = htobe32(0x11223344);
+	cqe->qpn = htole32(qp->ibv_qp.qp_num);
+	cqe->wqe_index = htole32(index);
+	vrdma_store_release(&cqe->phase,
+			    virtio_rdma_phase(dev->producer, cq->entries));
+	dev->producer++;
+}
+
+/* One context, and in it what a test asks for. */
+
+static struct vrdma_context context = {
+	.features = 1U << VIRTIO_RDMA_F_ATOMICS,
+	.limits = {
+		.max_send_wr = 1024,
+		.max_recv_wr = 1024,
+		.max_send_sge = 30,
+		.max_recv_sge = 16,
+		.max_inline = 512,
+		.max_sq_stride = 1024,
+		.max_cqe = 4096,
+	},
+	.qp_lock = PTHREAD_MUTEX_INITIALIZER,
+};
+static struct ibv_pd pd = { .context = &context.ibv_ctx.context };
+static uint32_t doorbell;
+
+static struct vrdma_cq *new_cq(int cqe)
+{
+	struct ibv_cq *cq = vrdma_create_cq(pd.context, cqe, NULL, 0);
+
+	CHECK(cq);
+	return to_vcq(cq);
+}
+
+static struct vrdma_qp *new_qp(struct vrdma_cq *cq, struct ibv_qp_cap cap,
+			       enum ibv_qp_state state)
+{
+	struct ibv_qp_init_attr init = {
+		.send_cq = &cq->ibv_cq,
+		.recv_cq = &cq->ibv_cq,
+		.cap = cap,
+		.qp_type = IBV_QPT_RC,
+	};
+	struct ibv_qp *qp;
+
+	context.doorbell = &doorbell;
+	doorbell = no_doorbell;
+	qp = vrdma_create_qp(&pd, &init);
+	CHECK(qp);
+	qp->state = state;
+	return to_vqp(qp);
+}
+
+static struct virtio_rdma_send_wqe *send_slot(struct vrdma_qp *qp, uint32_t i)
+{
+	return qp->sq.ring + (size_t)(i & (qp->sq.entries - 1)) * qp->sq.stride;
+}
+
+static void test_layout(void)
+{
+	struct virtio_rdma_qp_caps caps = { 5, 3, 1, 3, 0 };
+	struct virtio_rdma_qp_layout qp;
+	struct virtio_rdma_cq_layout cq;
+
+	CHECK(!virtio_rdma_layout_qp(&context.limits, &caps, &qp));
+	CHECK(qp.sq_entries == 8 && qp.sq_stride == 128);
+	CHECK(qp.rq_entries == 4 && qp.rq_stride == 64);
+	CHECK(caps.send_wr == 8 && caps.send_sge == 4);
+	CHECK(caps.inline_data == 64);
+	CHECK(caps.recv_wr == 4 && caps.recv_sge == 3);
+	CHECK(qp.sq_offset >= sizeof(struct virtio_rdma_qp_ctrl));
+	CHECK(qp.rq_offset == qp.sq_offset + 8 * 128);
+	CHECK(qp.length == 4096);
+
+	/* The largest, where rounding up meets the device's limits. */
+	caps = (struct virtio_rdma_qp_caps){ 1024, 1024, 30, 16, 512 };
+	CHECK(!virtio_rdma_layout_qp(&context.limits, &caps, &qp));
+	CHECK(qp.sq_stride == 1024 && caps.send_sge == 30);
+	CHECK(caps.inline_data == 512);
+	CHECK(qp.sq_offset % 1024 == 0 && qp.rq_offset % qp.rq_stride == 0);
+	CHECK(qp.length % 4096 == 0);
+	CHECK(qp.length >= qp.rq_offset + 1024 * (uint64_t)qp.rq_stride);
+
+	caps = (struct virtio_rdma_qp_caps){ 1025, 1, 1, 1, 0 };
+	CHECK(virtio_rdma_layout_qp(&context.limits, &caps, &qp));
+	caps = (struct virtio_rdma_qp_caps){ 1, 1, 31, 1, 0 };
+	CHECK(virtio_rdma_layout_qp(&context.limits, &caps, &qp));
+	caps = (struct virtio_rdma_qp_caps){ 1, 1, 1, 1, 513 };
+	CHECK(virtio_rdma_layout_qp(&context.limits, &caps, &qp));
+
+	CHECK(!virtio_rdma_layout_cq(&context.limits, 1, &cq));
+	CHECK(cq.entries == 1 && cq.length == 4096);
+	CHECK(!virtio_rdma_layout_cq(&context.limits, 4095, &cq));
+	CHECK(cq.entries == 4096 && cq.ring_offset % 64 == 0);
+	CHECK(virtio_rdma_layout_cq(&context.limits, 4097, &cq));
+	CHECK(virtio_rdma_layout_cq(&context.limits, 0, &cq));
+}
+
+static void test_post_send(void)
+{
+	struct vrdma_cq *cq = new_cq(16);
+	struct vrdma_qp *qp = new_qp(
+		cq, (struct ibv_qp_cap){ 4, 1, 2, 1, 40 }, IBV_QPS_RTR);
+	struct ibv_sge sges[2] = {
+		{ .addr = 0x123456789000, .length = 100, .lkey = 7 },
+		{ .addr = 0x1000, .length = 1, .lkey = 8 },
+	};
+	struct ibv_send_wr wr = {
+		.wr_id = 0xabcdef0123456789,
+		.sg_list = sges,
+		.num_sge = 2,
+		.opcode = IBV_WR_RDMA_WRITE_WITH_IMM,
+		.send_flags = IBV_SEND_SIGNALED | IBV_SEND_FENCE,
+		.imm_data = htobe32(0x55667788),
+		.wr.rdma = { .remote_addr = 0x99aabbccddee, .rkey = 0x1234 },
+	};
+	struct ibv_send_wr more[4], *bad = NULL;
+	struct virtio_rdma_send_wqe *wqe = send_slot(qp, 0);
+	struct virtio_rdma_sge *sge = (void *)(wqe + 1);
+	char text[65] = "forty bytes that go into the WQE itself";
+	int i;
+
+	CHECK(vrdma_post_send(&qp->ibv_qp, &wr, &bad) == EINVAL && bad == &wr);
+	CHECK(!qp->ctrl->sq_producer);
+
+	/* The device is looking anyway: no doorbell. */
+	qp->ibv_qp.state = IBV_QPS_RTS;
+	CHECK(!vrdma_post_send(&qp->ibv_qp, &wr, &bad));
+	CHECK(le32toh(qp->ctrl->sq_producer) == 1 && doorbell == no_doorbell);
+	CHECK(le64toh(wqe->wr_id) == wr.wr_id);
+	CHECK(wqe->opcode == VIRTIO_RDMA_WQE_WRITE_IMM);
+	CHECK(wqe->flags == (VIRTIO_RDMA_WQE_SIGNALED | VIRTIO_RDMA_WQE_FENCE));
+	CHECK(le16toh(wqe->num_sge) == 2 && wqe->imm == wr.imm_data);
+	CHECK(le64toh(wqe->remote_addr) == 0x99aabbccddee);
+	CHECK(le32toh(wqe->rkey) == 0x1234);
+	CHECK(le64toh(sge[0].addr) == sges[0].addr);
+	CHECK(le32toh(sge[1].length) == 1 && le32toh(sge[1].lkey) == 8);
+
+	/* It sleeps: one doorbell, with the QP's number. */
+	qp->ctrl->flags = htole32(VIRTIO_RDMA_KICK_SQ);
+	sges[0] = (struct ibv_sge){ (uintptr_t)text, 30, 0 };
+	sges[1] = (struct ibv_sge){ (uintptr_t)text + 30, 10, 0 };
+	wr.opcode = IBV_WR_SEND;
+	wr.send_flags = IBV_SEND_INLINE | IBV_SEND_SOLICITED;
+	CHECK(!vrdma_post_send(&qp->ibv_qp, &wr, &bad));
+	CHECK(doorbell == htole32(qp->ibv_qp.qp_num));
+	wqe = send_slot(qp, 1);
+	CHECK(wqe->flags ==
+	      (VIRTIO_RDMA_WQE_INLINE | VIRTIO_RDMA_WQE_SOLICITED));
+	CHECK(!wqe->num_sge && le32toh(wqe->inline_len) == 40);
+	CHECK(!memcmp(wqe + 1, text, 40));
+
+	/* What does not fit or cannot be is refused before it is seen. */
+	doorbell = no_doorbell;
+	sges[0].length = 65;
+	CHECK(vrdma_post_send(&qp->ibv_qp, &wr, &bad) == EINVAL);
+	sges[0].length = 30;
+	wr.opcode = IBV_WR_RDMA_READ;
+	CHECK(vrdma_post_send(&qp->ibv_qp, &wr, &bad) == EINVAL);
+	wr.send_flags = 0;
+	wr.opcode = IBV_WR_TSO;
+	CHECK(vrdma_post_send(&qp->ibv_qp, &wr, &bad) == EINVAL);
+	wr.opcode = IBV_WR_SEND;
+	wr.num_sge = 5;
+	CHECK(vrdma_post_send(&qp->ibv_qp, &wr, &bad) == EINVAL);
+	qp->atomics = false;
+	wr.num_sge = 1;
+	wr.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD;
+	CHECK(vrdma_post_send(&qp->ibv_qp, &wr, &bad) == EINVAL);
+	CHECK(le32toh(qp->ctrl->sq_producer) == 2 && doorbell == no_doorbell);
+
+	/* Two of a chain of four fit, and are posted. */
+	wr.opcode = IBV_WR_SEND;
+	for (i = 0; i < 4; i++) {
+		more[i] = wr;
+		more[i].next = i < 3 ? &more[i + 1] : NULL;
+	}
+	CHECK(vrdma_post_send(&qp->ibv_qp, more, &bad) == ENOMEM);
+	CHECK(bad == &more[2] && le32toh(qp->ctrl->sq_producer) == 4);
+	CHECK(doorbell == htole32(qp->ibv_qp.qp_num));
+
+	CHECK(!vrdma_destroy_qp(&qp->ibv_qp));
+	CHECK(!vrdma_destroy_cq(&cq->ibv_cq));
+}
+
+static void test_laps(void)
+{
+	struct vrdma_cq *cq = new_cq(4);
+	struct vrdma_qp *qp = new_qp(
+		cq, (struct ibv_qp_cap){ 2, 2, 1, 1, 0 }, IBV_QPS_RTS);
+	struct device_cq dev = { .cq = cq };
+	struct ibv_send_wr send = { .opcode = IBV_WR_SEND }, *bad_send;
+	struct ibv_recv_wr recv = {}, *bad_recv;
+	struct ibv_wc wc[4];
+	uint32_t i;
+
+	CHECK(!vrdma_poll_cq(&cq->ibv_cq, 4, wc));
+	for (i = 0; i < 11; i++) {
+		recv.wr_id = 100 + i;
+		send.wr_id = 200 + i;
+		CHECK(!vrdma_post_recv(&qp->ibv_qp, &recv, &bad_recv));
+		CHECK(!vrdma_post_send(&qp->ibv_qp, &send, &bad_send));
+		device_complete(&dev, qp, VIRTIO_RDMA_CQE_WITH_IMM, i, 100 + i);
+		device_complete(&dev, qp, VIRTIO_RDMA_CQE_SEND_QUEUE, i,
+				200 + i);
+		CHECK(vrdma_poll_cq(&cq->ibv_cq, 1, wc) == 1);
+		CHECK(wc[0].wr_id == 100 + i && wc[0].opcode == IBV_WC_RECV);
+		CHECK(wc[0].wc_flags == IBV_WC_WITH_IMM);
+		CHECK(wc[0].imm_data == htobe32(0x11223344));
+		CHECK(wc[0].qp_num == qp->ibv_qp.qp_num);
+		CHECK(vrdma_poll_cq(&cq->ibv_cq, 4, wc) == 1);
+		CHECK(wc[0].wr_id == 200 + i && !wc[0].wc_flags);
+		CHECK(!vrdma_poll_cq(&cq->ibv_cq, 4, wc));
+		CHECK(le32toh(cq->ctrl->consumer) == 2 * i + 2);
+	}
+
+	/* One completion retires all sends before it, and only those. */
+	for (i = 0; i < 2; i++)
+		CHECK(!vrdma_post_send(&qp->ibv_qp, &send, &bad_send));
+	CHECK(vrdma_post_send(&qp->ibv_qp, &send, &bad_send) == ENOMEM);
+	device_complete(&dev, qp, VIRTIO_RDMA_CQE_SEND_QUEUE, 12, 0);
+	CHECK(vrdma_poll_cq(&cq->ibv_cq, 4, wc) == 1);
+	for (i = 0; i < 2; i++)
+		CHECK(!vrdma_post_send(&qp->ibv_qp, &send, &bad_send));
+	CHECK(vrdma_post_send(&qp->ibv_qp, &send, &bad_send) == ENOMEM);
+
+	/* An overflowed CQ gives what it has, and then an error. */
+	device_complete(&dev, qp, VIRTIO_RDMA_CQE_SEND_QUEUE, 13, 0);
+	cq->ctrl->flags = htole32(VIRTIO_RDMA_CQ_ERROR);
+	CHECK(vrdma_poll_cq(&cq->ibv_cq, 4, wc) == 1);
+	CHECK(vrdma_poll_cq(&cq->ibv_cq, 4, wc) < 0);
+
+	CHECK(!vrdma_destroy_qp(&qp->ibv_qp));
+	CHECK(!vrdma_destroy_cq(&cq->ibv_cq));
+}
+
+static void test_clean(void)
+{
+	struct ibv_qp_attr reset = { .qp_state = IBV_QPS_RESET };
+	struct vrdma_cq *cq = new_cq(8);
+	struct vrdma_qp *kept = new_qp(
+		cq, (struct ibv_qp_cap){ 8, 8, 1, 1, 0 }, IBV_QPS_RTS);
+	struct vrdma_qp *gone = new_qp(
+		cq, (struct ibv_qp_cap){ 8, 8, 1, 1, 0 }, IBV_QPS_RTS);
+	struct device_cq dev = { .cq = cq };
+	struct ibv_send_wr send = { .opcode = IBV_WR_SEND }, *bad;
+	struct ibv_wc wc[8];
+	uint32_t i, lap;
+
+	for (lap = 0; lap < 5; lap++) {
+		/* A full ring that begins elsewhere in every lap. */
+		for (i = 0; i < 8; i++)
+			device_complete(&dev, i % 3 ? gone : kept,
+					VIRTIO_RDMA_CQE_SEND_QUEUE, i, i);
+		CHECK(!vrdma_post_send(&gone->ibv_qp, &send, &bad));
+		CHECK(!vrdma_modify_qp(&gone->ibv_qp, &reset, IBV_QP_STATE));
+		CHECK(!gone->ctrl->sq_producer && !gone->sq.producer);
+		gone->ibv_qp.state = IBV_QPS_RTS;
+		CHECK(vrdma_poll_cq(&cq->ibv_cq, 8, wc) == 3);
+		for (i = 0; i < 3; i++)
+			CHECK(wc[i].wr_id == 3 * i &&
+			      wc[i].qp_num == kept->ibv_qp.qp_num);
+		CHECK(!vrdma_poll_cq(&cq->ibv_cq, 8, wc));
+		CHECK(le32toh(cq->ctrl->consumer) == dev.producer);
+		device_complete(&dev, kept, VIRTIO_RDMA_CQE_SEND_QUEUE, 8, 8);
+		CHECK(vrdma_poll_cq(&cq->ibv_cq, 8, wc) == 1);
+		CHECK(wc[0].wr_id == 8);
+	}
+
+	device_complete(&dev, gone, 0, 0, 1);
+	device_complete(&dev, kept, 0, 0, 2);
+	CHECK(!vrdma_destroy_qp(&gone->ibv_qp));
+	CHECK(vrdma_poll_cq(&cq->ibv_cq, 8, wc) == 1 && wc[0].wr_id == 2);
+	CHECK(!vrdma_destroy_qp(&kept->ibv_qp));
+	CHECK(!vrdma_destroy_cq(&cq->ibv_cq));
+}
+
+static void test_arm(void)
+{
+	struct vrdma_cq *cq = new_cq(1);
+
+	CHECK(!vrdma_req_notify_cq(&cq->ibv_cq, 1));
+	CHECK(le32toh(cq->ctrl->arm) == VIRTIO_RDMA_ARM_SOLICITED);
+	CHECK(!vrdma_req_notify_cq(&cq->ibv_cq, 0));
+	CHECK(le32toh(cq->ctrl->arm) == VIRTIO_RDMA_ARM_ANY);
+	/* The stronger of two armings stays. */
+	CHECK(!vrdma_req_notify_cq(&cq->ibv_cq, 1));
+	CHECK(le32toh(cq->ctrl->arm) == VIRTIO_RDMA_ARM_ANY);
+	/* An event ends it. */
+	vrdma_cq_event(&cq->ibv_cq);
+	CHECK(!vrdma_req_notify_cq(&cq->ibv_cq, 1));
+	CHECK(le32toh(cq->ctrl->arm) == (1 << 2 | VIRTIO_RDMA_ARM_SOLICITED));
+	/* The sequence has the 30 bits that the word has room for. */
+	cq->sequence = VIRTIO_RDMA_ARM_SEQ_MASK;
+	vrdma_cq_event(&cq->ibv_cq);
+	CHECK(!cq->sequence);
+	CHECK(!vrdma_destroy_cq(&cq->ibv_cq));
+}
+
+int main(void)
+{
+	test_layout();
+	test_post_send();
+	test_laps();
+	test_clean();
+	test_arm();
+	puts("virtio-rdma provider: rings as specified");
+	return 0;
+}
