@@ -44,8 +44,14 @@ pub(super) fn place(
     skip: u32,
     into: &mut Vec<Segment>,
 ) -> Placement {
-    let (Some(position), Some(length)) = (answered(qp, header), header.length.checked_sub(skip))
-    else {
+    let placing = qp.transport.requester.placing.take();
+    let again = placing == Some((header.seq, header.offset));
+    let (Some(position), Some(length), true) = (
+        answered(qp, header),
+        header.length.checked_sub(skip),
+        // When its beginning was thrown away, its rest is of no use.
+        skip == 0 || again,
+    ) else {
         env.discarded();
         return Placement::Discard;
     };
@@ -61,7 +67,9 @@ pub(super) fn place(
     );
     match placed {
         Ok(()) => {
-            qp.transport.requester.messages[position].received = header.offset;
+            let requester = &mut qp.transport.requester;
+            requester.messages[position].received = header.offset;
+            requester.placing = Some((header.seq, header.offset));
             Placement::Into
         }
         Err((status, vendor)) => {
@@ -78,21 +86,15 @@ pub(super) fn place(
 }
 
 /// A frame of an answer is complete.
-pub(super) fn data(
-    qp: &mut Qp,
-    env: &mut Env<'_>,
-    header: &FrameHeader,
-    placement: Placement,
-    data: &[u8],
-) {
+pub(super) fn data(qp: &mut Qp, env: &mut Env<'_>, header: &FrameHeader, data: &[u8]) {
     let Some(position) = answered(qp, header) else {
         return;
     };
     if header.kind == kind::READ_DATA {
-        if placement != Placement::Into {
+        let requester = &mut qp.transport.requester;
+        if requester.placing.take() != Some((header.seq, header.offset)) {
             return;
         }
-        let requester = &mut qp.transport.requester;
         requester.messages[position].received = header.offset + header.length;
         // A long answer is progress too.
         retry::progress(requester, env.now);

@@ -42,6 +42,8 @@ mod transport;
 
 #[cfg(test)]
 mod test_utils;
+#[cfg(test)]
+mod tests;
 
 pub use sink::Receiver;
 pub use transport::Transport;
@@ -58,6 +60,8 @@ pub struct Engine {
     scratch: Scratch,
     /// Routes changed since they were last looked at.
     routes_changed: bool,
+    /// What the last round did first.
+    requests_first: bool,
 }
 
 /// Whose turn it is.

@@ -36,6 +36,10 @@ pub(super) fn place(
     let responder = &mut qp.transport.responder;
     let again = responder.placing == Some((header.seq, header.offset));
     responder.placing = None;
+    if skip > 0 && !again {
+        // Its beginning was thrown away, so its rest is of no use, whatever has changed since.
+        return Placement::Discard;
+    }
     if before(header.seq, responder.expected) {
         duplicate(qp, env, header);
         return Placement::Discard;
@@ -48,9 +52,12 @@ pub(super) fn place(
         env.discarded();
         return Placement::Discard;
     }
-    if header.offset > 0 && qp.transport.responder.incoming.is_none() && qp.transport.responder.told
-    {
-        // The rest of a message that was told to come again.
+    if header.offset > 0 && qp.transport.responder.incoming.is_none() {
+        // The rest of a message that has to come again.
+        if !qp.transport.responder.told {
+            qp.transport.responder.told = true;
+            owe_nak(qp, env, nak::SEQUENCE, 0);
+        }
         env.discarded();
         return Placement::Discard;
     }
@@ -894,6 +901,18 @@ mod tests {
     }
 
     #[test]
+    fn the_rest_of_a_message_whose_beginning_was_lost_is_refused_once() {
+        let mut node = Node::new();
+        let queue = node.connected();
+        for offset in [50, 60] {
+            let rest = frame(&queue, kind::SEND, RQ_PSN, 100, offset, 10);
+            assert_eq!(node.take(rest, &[1; 10]), Placement::Discard);
+        }
+        assert_eq!(answers(&mut node), refused(RQ_PSN, nak::SEQUENCE));
+        assert_eq!(node.qp(&queue).state, QpState::Rts);
+    }
+
+    #[test]
     fn the_fabric_may_ask_again_in_the_middle_of_a_frame() {
         let mut node = Node::new();
         let mut queue = node.connected();
@@ -909,6 +928,22 @@ mod tests {
         assert_eq!(node.bytes(DATA + 20, 10), bytes[20..30]);
         assert_eq!(node.bytes(DATA + 100, 70), bytes[30..]);
         assert_eq!(node.done(&mut queue), [(1, 0)]);
+    }
+
+    #[test]
+    fn a_frame_whose_beginning_was_thrown_away_is_not_taken_when_asked_again() {
+        let mut node = Node::new();
+        let mut queue = node.connected();
+        let key = node.key;
+        let header = send(&queue, RQ_PSN, 100);
+        let begun = node.begin_frame(PEER, &header, 0, &[1; 100]);
+        assert_eq!(begun, Placement::Discard);
+        node.receive(&mut queue, 1, &[(DATA, 100, key)]);
+        let again = node.begin_frame(PEER, &header, 20, &[1; 100]);
+        assert_eq!(again, Placement::Discard);
+        node.receiver().frame(PEER, &header, again, &[]);
+        assert_eq!(answers(&mut node), refused(RQ_PSN, nak::RNR));
+        assert_eq!(node.done(&mut queue), []);
     }
 
     #[test]

@@ -53,6 +53,7 @@ pub(super) fn progress(requester: &mut Requester, now: Instant) {
 pub(super) fn go_back(requester: &mut Requester) {
     (requester.position, requester.offset, requester.reads) = (0, 0, 0);
     requester.ask = false;
+    requester.placing = None;
     for message in &mut requester.messages {
         if message.standing == Standing::Pending {
             message.received = 0;

@@ -4,6 +4,7 @@
 //! bring it back (an answer, a timer, a link), or when nothing was posted for a while; in that case it first asks for doorbells and looks once
 //! more. The work of a round is bounded, and so is each QP's part in it.
 
+use std::collections::VecDeque;
 use std::time::Instant;
 
 use super::{Engine, Owes, answers, flush, requester, retry};
@@ -28,8 +29,15 @@ impl Engine {
             self.reroute(objects, fabric, now);
         }
         let mut worked = self.expire(objects, fabric, now);
-        worked |= self.answer(objects, fabric, now);
-        worked |= self.look(objects, fabric, now);
+        // Neither answers nor requests may fill the fabric first in every round.
+        self.requests_first = !self.requests_first;
+        if self.requests_first {
+            worked |= self.look(objects, fabric, now);
+            worked |= self.answer(objects, fabric, now);
+        } else {
+            worked |= self.answer(objects, fabric, now);
+            worked |= self.look(objects, fabric, now);
+        }
         worked
     }
 
@@ -57,6 +65,7 @@ impl Engine {
             self.lists.strays.pop_front();
             worked = true;
         }
+        begin_elsewhere(&mut self.lists.owing);
         for _ in 0..self.lists.owing.len() {
             let Some(qpn) = self.lists.owing.pop_front() else {
                 break;
@@ -77,6 +86,9 @@ impl Engine {
     /// Looks at hot queues.
     fn look(&mut self, objects: &mut Objects, fabric: &mut dyn Fabric, now: Instant) -> bool {
         let mut worked = false;
+        if self.lists.hot.len() <= ROUND_QPS {
+            begin_elsewhere(&mut self.lists.hot);
+        }
         for _ in 0..self.lists.hot.len().min(ROUND_QPS) {
             let Some(qpn) = self.lists.hot.pop_front() else {
                 break;
@@ -176,6 +188,13 @@ impl Engine {
     }
 }
 
+/// Turns a list, so that it is not the same QP that finds room in the fabric first in every round.
+fn begin_elsewhere(list: &mut VecDeque<u32>) {
+    if !list.is_empty() {
+        list.rotate_left(1);
+    }
+}
+
 /// Whether the QP has nothing to do but what will be posted.
 fn waits_for_posts(qp: &Qp) -> bool {
     let requester = &qp.transport.requester;
@@ -202,6 +221,8 @@ fn stays(qp: &mut Qp) -> bool {
     let posted = has_posts(qp);
     if posted {
         qp.kick.clear(kick::SQ | kick::RQ);
+    } else {
+        qp.transport.requester.shrink();
     }
     posted
 }

@@ -114,7 +114,7 @@ impl Sink for Receiver<'_> {
             (Class::Request, _) => responder::complete(qp, &mut env, header),
             (Class::Answer, kind::ACK) => completer::ack(qp, &mut env, header),
             (Class::Answer, kind::NAK) => completer::nak(qp, &mut env, header),
-            (Class::Answer, _) => completer::data(qp, &mut env, header, placement, data),
+            (Class::Answer, _) => completer::data(qp, &mut env, header, data),
         }
     }
 

@@ -132,11 +132,11 @@ pub(super) struct Post {
 }
 
 /// A device, its RAM and its QPs.
-pub(super) struct Node {
+pub(super) struct Node<F: Fabric = Script> {
     pub ram: Arc<FakeRam>,
     pub objects: Objects,
     pub engine: Engine,
-    pub fabric: Script,
+    pub fabric: F,
     pub now: Instant,
     pd: u32,
     /// Key of [`DATA`], all access.
@@ -159,6 +159,19 @@ pub(super) struct Queue {
 
 impl Node {
     pub fn new() -> Self {
+        Self::with_fabric(Script {
+            up: true,
+            full: false,
+            heard: None,
+            route: Some(PEER),
+            sent: VecDeque::new(),
+            forgotten: 0,
+        })
+    }
+}
+
+impl<F: Fabric> Node<F> {
+    pub fn with_fabric(fabric: F) -> Self {
         let ram = Arc::new(FakeRam::new(0x200_0000));
         let features = feature::ATOMICS;
         let mut objects = Objects::new(Limits::default(), features, ram.clone(), Arc::default());
@@ -167,14 +180,7 @@ impl Node {
             key: 0,
             ram,
             engine: Engine::default(),
-            fabric: Script {
-                up: true,
-                full: false,
-                heard: None,
-                route: Some(PEER),
-                sent: VecDeque::new(),
-                forgotten: 0,
-            },
+            fabric,
             now: Instant::now(),
             pd,
             next_free: 0x20_0000,
@@ -182,6 +188,22 @@ impl Node {
         };
         node.key = node.register(DATA, DATA_LEN, access::ALL);
         node
+    }
+
+    /// One poll as the device makes it, at the real time. True if there was work.
+    pub fn poll(&mut self) -> bool {
+        self.now = Instant::now();
+        let mut receiver = Receiver {
+            engine: &mut self.engine,
+            objects: &mut self.objects,
+            now: self.now,
+        };
+        let came = self.fabric.poll(&mut receiver);
+        let worked = self
+            .engine
+            .round(&mut self.objects, &mut self.fabric, self.now);
+        self.fabric.flush();
+        came | worked
     }
 
     /// A region whose addresses are those of guest RAM.
@@ -481,39 +503,6 @@ impl Node {
         self.run();
     }
 
-    /// The frames that were sent since.
-    pub fn sent(&mut self) -> Vec<Sent> {
-        self.run();
-        self.fabric.sent.drain(..).collect()
-    }
-
-    /// Kinds and numbers of the frames that were sent since.
-    pub fn sent_kinds(&mut self) -> Vec<(u8, u32)> {
-        let sent = self.sent();
-        sent.iter().map(|s| (s.header.kind, s.header.seq)).collect()
-    }
-
-    /// A frame comes; then the engine has its rounds.
-    pub fn take(&mut self, header: FrameHeader, payload: &[u8]) -> Placement {
-        let placement = self.take_from(PEER, header, payload);
-        self.run();
-        placement
-    }
-
-    /// A frame comes from a peer. Without rounds.
-    pub fn take_from(&mut self, peer: PeerId, header: FrameHeader, payload: &[u8]) -> Placement {
-        assert_eq!(payload.len(), header.length as usize);
-        self.fabric.heard = Some(self.now);
-        if matches!(header.kind, kind::ATOMIC | kind::ATOMIC_DATA) {
-            self.receiver()
-                .frame(peer, &header, Placement::Into, payload);
-            return Placement::Into;
-        }
-        let placement = self.begin_frame(peer, &header, 0, payload);
-        self.receiver().frame(peer, &header, placement, &[]);
-        placement
-    }
-
     /// Asks where the payload goes from `skip` on, and puts it there.
     pub fn begin_frame(
         &mut self,
@@ -571,6 +560,41 @@ impl Node {
         self.ram.read(at, &mut out);
         out
     }
+}
+
+impl Node {
+    /// The frames that were sent since.
+    pub fn sent(&mut self) -> Vec<Sent> {
+        self.run();
+        self.fabric.sent.drain(..).collect()
+    }
+
+    /// Kinds and numbers of the frames that were sent since.
+    pub fn sent_kinds(&mut self) -> Vec<(u8, u32)> {
+        let sent = self.sent();
+        sent.iter().map(|s| (s.header.kind, s.header.seq)).collect()
+    }
+
+    /// A frame comes; then the engine has its rounds.
+    pub fn take(&mut self, header: FrameHeader, payload: &[u8]) -> Placement {
+        let placement = self.take_from(PEER, header, payload);
+        self.run();
+        placement
+    }
+
+    /// A frame comes from a peer. Without rounds.
+    pub fn take_from(&mut self, peer: PeerId, header: FrameHeader, payload: &[u8]) -> Placement {
+        assert_eq!(payload.len(), header.length as usize);
+        self.fabric.heard = Some(self.now);
+        if matches!(header.kind, kind::ATOMIC | kind::ATOMIC_DATA) {
+            self.receiver()
+                .frame(peer, &header, Placement::Into, payload);
+            return Placement::Into;
+        }
+        let placement = self.begin_frame(peer, &header, 0, payload);
+        self.receiver().frame(peer, &header, placement, &[]);
+        placement
+    }
 
     pub fn link_down(&mut self) {
         self.fabric.up = false;
@@ -614,7 +638,7 @@ pub(super) fn refusal(queue: &Queue, seq: u32, code: u32, aux: u32) -> FrameHead
 }
 
 /// A signalled WRITE of `length` bytes from [`DATA`].
-pub(super) fn write(node: &Node, wr_id: u64, length: u32) -> Post {
+pub(super) fn write<F: Fabric>(node: &Node<F>, wr_id: u64, length: u32) -> Post {
     Post {
         wr_id,
         opcode: send_opcode::WRITE,
@@ -627,7 +651,7 @@ pub(super) fn write(node: &Node, wr_id: u64, length: u32) -> Post {
 }
 
 /// A signalled READ of `length` bytes to [`DATA`].
-pub(super) fn read(node: &Node, wr_id: u64, length: u32) -> Post {
+pub(super) fn read<F: Fabric>(node: &Node<F>, wr_id: u64, length: u32) -> Post {
     Post {
         opcode: send_opcode::READ,
         ..write(node, wr_id, length)

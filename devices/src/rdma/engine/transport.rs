@@ -110,6 +110,8 @@ pub(super) struct Requester {
     pub offset: u32,
     /// READs and atomics that are sent and not answered.
     pub reads: u32,
+    /// Number and offset of the READ data that is being placed.
+    pub placing: Option<(u32, u32)>,
     /// A message failed: nothing is sent or taken any more.
     pub halted: bool,
     pub wait: Wait,
@@ -127,7 +129,18 @@ pub(super) struct Requester {
     pub tell_drained: bool,
 }
 
+/// Messages and SGEs that an idle connection keeps room for.
+const IDLE_ROOM: usize = 16;
+
 impl Requester {
+    /// Gives back the room of a burst; for a connection that goes cold.
+    pub fn shrink(&mut self) {
+        if self.messages.is_empty() && self.messages.capacity() > 4 * IDLE_ROOM {
+            self.messages.shrink_to(IDLE_ROOM);
+            self.sges.shrink_to(IDLE_ROOM);
+        }
+    }
+
     /// Sends and takes nothing any more.
     pub fn halt(&mut self) {
         self.halted = true;
