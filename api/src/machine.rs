@@ -53,7 +53,7 @@ pub struct VmConfig {
     /// The RDMA device.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rdma: Option<RdmaConfig>,
-    /// The vsock device; `exec` brings one by itself.
+    /// The vsock device; `exec` and `control` bring one by themselves.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vsock: Option<VsockConfig>,
     /// The serial console: on stdio, or off with `exec`, unless given.
@@ -176,11 +176,9 @@ impl VmConfig {
 
     /// The vsock device the machine needs, if any.
     pub fn vsock(&self) -> Option<VsockConfig> {
-        match (&self.vsock, &self.exec) {
-            (Some(vsock), _) => Some(vsock.clone()),
-            (None, Some(_)) => Some(VsockConfig::Auto),
-            (None, None) => None,
-        }
+        // Commands reach the guest through it.
+        let commands = self.exec.is_some() || self.control.is_some();
+        self.vsock.clone().or(commands.then_some(VsockConfig::Auto))
     }
 
     /// The command line the kernel gets: the one given, or one that uses the devices there are, and what is to be appended.

@@ -3,12 +3,18 @@
 use std::fmt::Write as _;
 use std::io::{self, Write};
 use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
 
-use api::control::Stats;
+use api::control::{Stats, VmInfo, VmState};
 use serde_json::Value;
 
+use super::exec;
 use crate::control::{self, ClientError};
-use crate::outcome::EXIT_EXEC;
+
+/// How long a guest may take to switch itself off.
+const SHUTDOWN_PATIENCE: Duration = Duration::from_secs(15);
+const SHUTDOWN_RETRY: Duration = Duration::from_millis(100);
 
 /// Why a command failed.
 #[derive(Debug, thiserror::Error)]
@@ -33,15 +39,20 @@ pub fn resume(path: &Path) -> Result<(), Error> {
     Ok(())
 }
 
-/// `longarm shutdown`.
+/// `longarm shutdown`: by the guest's agent if there is one, so that the guest can write out its disks; else as if the power
+/// were cut.
 pub fn shutdown(path: &Path) -> Result<(), Error> {
+    let info: VmInfo = control::get(path, "/vm")?;
+    let asked = info.state == VmState::Running && info.vsock.is_some_and(|v| exec::power_off(&v));
+    let deadline = Instant::now() + SHUTDOWN_PATIENCE;
+    while asked && Instant::now() < deadline {
+        if control::request(path, "GET", "/vm").is_err() {
+            return Ok(());
+        }
+        thread::sleep(SHUTDOWN_RETRY);
+    }
     control::request(path, "PUT", "/vm/stop")?;
     Ok(())
-}
-
-/// `longarm exec`; returns the exit status.
-pub fn exec(_path: &Path, _wait: u64, _command: &str) -> i32 {
-    EXIT_EXEC
 }
 
 /// `longarm stats`.

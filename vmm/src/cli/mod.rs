@@ -2,6 +2,7 @@
 
 mod args;
 mod client;
+mod exec;
 mod mac;
 mod run;
 mod signals;
@@ -71,7 +72,7 @@ pub fn main() -> i32 {
             control,
             wait,
             command,
-        } => client::exec(&control, wait, &command),
+        } => exec::exec(&control, wait, &command),
         Command::Stats { control, json } => status(client::stats(&control, json)),
         Command::Pause { control } => status(client::pause(&control)),
         Command::Resume { control } => status(client::resume(&control)),

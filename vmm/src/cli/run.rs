@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use api::{SerialConfig, VmConfig};
 use log::LevelFilter;
 
+use super::exec::Exec;
 use super::mac;
 use super::signals::Signals;
 use crate::console::{self, RawTerminal};
@@ -13,6 +14,9 @@ use crate::control::Server;
 use crate::logger;
 use crate::machine::Machine;
 use crate::outcome::{EXIT_FAILURE, EXIT_USAGE, Outcome};
+
+/// How long `--exec` waits for the guest's agent: for ever, in effect. `--timeout` ends the wait by ending the machine.
+const AGENT_PATIENCE: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// Runs the machine to its end; returns the exit status.
 pub fn run(mut config: VmConfig, level: LevelFilter) -> i32 {
@@ -31,7 +35,8 @@ pub fn run(mut config: VmConfig, level: LevelFilter) -> i32 {
         SerialConfig::Stdio => RawTerminal::enter(),
         _ => None,
     };
-    let outcome = match start(&config, &machine, signals) {
+    let exec = config.exec.is_some().then(Exec::default);
+    let outcome = match start(&config, &machine, signals, exec.as_ref()) {
         Ok(_server) => {
             machine.resume();
             // A deadline too far to be expressed is none.
@@ -44,6 +49,10 @@ pub fn run(mut config: VmConfig, level: LevelFilter) -> i32 {
     };
     machine.end();
     drop(terminal);
+    let outcome = match exec {
+        Some(exec) => exec.judge(outcome),
+        None => outcome,
+    };
     if let Some(message) = outcome.message() {
         eprintln!("longarm: {message}");
     }
@@ -55,6 +64,7 @@ fn start(
     config: &VmConfig,
     machine: &Arc<Machine>,
     signals: Signals,
+    exec: Option<&Exec>,
 ) -> Result<Option<Server>, String> {
     let outcome = machine.outcome();
     signals
@@ -63,6 +73,10 @@ fn start(
     if config.serial() == SerialConfig::Stdio {
         console::feed(machine.console().clone(), outcome.clone())
             .map_err(|e| format!("--serial stdio: {e}"))?;
+    }
+    if let (Some(exec), Some(command), Some(vsock)) = (exec, &config.exec, machine.info().vsock) {
+        exec.start(vsock, command.clone(), AGENT_PATIENCE, outcome.clone())
+            .map_err(|e| format!("--exec: {e}"))?;
     }
     match &config.control {
         None => Ok(None),

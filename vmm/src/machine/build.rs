@@ -43,7 +43,7 @@ impl Machine {
 
         let outcome = Arc::new(OutcomeCell::default());
         let mut platform = Platform::new(&hypervisor.vm, &ram, mmio64, &outcome)?;
-        let snapshots = devices::add(&mut platform, config)?;
+        let devices = devices::add(&mut platform, config)?;
         let console = config.serial();
         let sink = Sink::open(&console).map_err(|source| Error::File {
             option: "--serial",
@@ -63,7 +63,6 @@ impl Machine {
             vcpus,
             outcome,
             serial,
-            snapshots,
             virtio: platform.virtio,
             started,
             info: VmInfo {
@@ -71,8 +70,9 @@ impl Machine {
                 state: VmState::Paused,
                 cpus: config.cpus,
                 memory: size,
-                vsock: None,
+                vsock: devices.vsock.clone(),
             },
+            devices,
             ended: AtomicBool::new(false),
             ram,
         })

@@ -1,5 +1,6 @@
 //! The devices that a configuration asks for.
 
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
 use api::VmConfig;
@@ -8,10 +9,22 @@ use devices::virtio::rng::Rng;
 use serde_json::Value;
 
 use super::platform::Platform;
-use super::{Error, rdma};
+use super::vsock::PrivateDir;
+use super::{Error, rdma, vsock};
 
 /// Counters of a device at the moment of the call.
 pub type Snapshot = Box<dyn Fn() -> Value + Send + Sync>;
+
+/// What a machine keeps of its devices, beside what is on the bus.
+#[derive(Default)]
+pub struct Devices {
+    /// Counters.
+    pub snapshots: Snapshots,
+    /// The vsock device's socket.
+    pub vsock: Option<PathBuf>,
+    /// Where it lies, if we chose.
+    pub dir: Mutex<Option<PrivateDir>>,
+}
 
 /// Counters of the devices of each kind, in the order of the configuration.
 #[derive(Default)]
@@ -26,8 +39,8 @@ pub struct Snapshots {
 
 /// Puts every device of `config` on the bus, each kind in the order given: disks first, so that they keep their names whatever
 /// else there is.
-pub fn add(platform: &mut Platform, config: &VmConfig) -> Result<Snapshots, Error> {
-    let mut snapshots = Snapshots::default();
+pub fn add(platform: &mut Platform, config: &VmConfig) -> Result<Devices, Error> {
+    let mut devices = Devices::default();
     for (index, disk) in config.disks.iter().enumerate() {
         let id = format!("longarm-disk{index}");
         let block = Block::open(&disk.path, disk.readonly, &id)?;
@@ -35,9 +48,15 @@ pub fn add(platform: &mut Platform, config: &VmConfig) -> Result<Snapshots, Erro
     }
     if let Some(config_rdma) = &config.rdma {
         let rdma = rdma::create(config_rdma, config.cpus)?;
-        snapshots.rdma.push(rdma.snapshot);
+        devices.snapshots.rdma.push(rdma.snapshot);
         platform.add_virtio(Arc::new(Mutex::new(rdma.device)))?;
     }
+    if let Some(config) = config.vsock() {
+        let (vsock, path, dir) = vsock::create(&config)?;
+        devices.vsock = Some(path);
+        devices.dir = Mutex::new(dir);
+        platform.add_virtio(Arc::new(Mutex::new(vsock)))?;
+    }
     platform.add_virtio(Arc::new(Mutex::new(Rng::new())))?;
-    Ok(snapshots)
+    Ok(devices)
 }

@@ -8,6 +8,7 @@ use arch::x86_64::{acpi, boot};
 use devices::bus::BusError;
 use devices::pci::RootError;
 use devices::virtio::block::ImageError;
+use devices::virtio::vsock::VsockError;
 use vm_memory::GuestMemoryError;
 
 use crate::outcome::{EXIT_FAILURE, EXIT_USAGE};
@@ -45,6 +46,9 @@ pub enum Error {
     /// A disk.
     #[error("--disk: {0}")]
     Disk(#[from] ImageError),
+    /// The vsock device.
+    #[error("--vsock: {0}")]
+    Vsock(#[from] VsockError),
     /// Guest memory.
     #[error("--memory: {0}")]
     Memory(#[from] memory::Error),
@@ -91,6 +95,7 @@ impl Error {
             | Self::Boot { .. }
             | Self::BootData(_)
             | Self::Disk(_)
+            | Self::Vsock(_)
             | Self::Option(_)
             | Self::Memory(_)
             | Self::AddressBits { .. } => EXIT_USAGE,

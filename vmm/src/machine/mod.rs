@@ -5,7 +5,9 @@ mod devices;
 mod error;
 mod platform;
 mod rdma;
+mod vsock;
 
+use std::fs;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
@@ -16,7 +18,7 @@ use ::devices::virtio::VirtioDevice;
 use api::control::{Stats, VmInfo, VmState};
 use arch::GuestRam;
 
-use self::devices::{Snapshot, Snapshots};
+use self::devices::{Devices, Snapshot};
 pub use error::Error;
 
 use crate::outcome::OutcomeCell;
@@ -30,7 +32,7 @@ pub struct Machine {
     vcpus: Vcpus,
     outcome: Arc<OutcomeCell>,
     serial: SerialConsole,
-    snapshots: Snapshots,
+    devices: Devices,
     virtio: Vec<Arc<Mutex<dyn VirtioDevice>>>,
     started: Instant,
     info: VmInfo,
@@ -88,9 +90,9 @@ impl Machine {
             uptime_seconds: self.started.elapsed().as_secs_f64(),
             state: self.state(),
             vcpus: self.vcpus.stats(),
-            disks: take(&self.snapshots.disks),
-            net: take(&self.snapshots.net),
-            rdma: take(&self.snapshots.rdma),
+            disks: take(&self.devices.snapshots.disks),
+            net: take(&self.devices.snapshots.net),
+            rdma: take(&self.devices.snapshots.rdma),
         }
     }
 
@@ -101,6 +103,11 @@ impl Machine {
             for device in &self.virtio {
                 lock(device).reset();
             }
+            // The process may end while other threads still hold the machine, so what is left in the file system goes now.
+            if let Some(path) = &self.devices.vsock {
+                let _ = fs::remove_file(path);
+            }
+            drop(lock(&self.devices.dir).take());
         }
     }
 }
