@@ -316,3 +316,278 @@ impl Cq {
         self.producer = self.producer.wrapping_add(1);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rdma::events::AsyncEvent;
+    use crate::rdma::memory::RingBuffer;
+    use crate::rdma::test_utils::FakeRam;
+    use crate::rdma::wire::cqe_opcode;
+
+    const RING: u64 = 0x1000;
+    const CONTROL: u64 = 0x2fc0;
+    const ENTRIES: u32 = 4;
+
+    #[derive(Default)]
+    struct Sink {
+        closed: bool,
+        fired: Vec<(u16, u32, u32)>,
+    }
+    impl EventSink for Sink {
+        fn asynchronous(&mut self, _: AsyncEvent) -> bool {
+            false
+        }
+        fn completion(&mut self, vector: u16, cqn: u32, sequence: u32) -> bool {
+            if !self.closed {
+                self.fired.push((vector, cqn, sequence));
+            }
+            !self.closed
+        }
+    }
+
+    struct Rig {
+        ram: FakeRam,
+        cqs: Cqs,
+        events: Events,
+        sink: Sink,
+        cqn: u32,
+    }
+
+    impl Rig {
+        /// A CQ of 4 entries in pages that do not follow one another; its control block lies across two of them.
+        fn new() -> Self {
+            let ram = FakeRam::new(0x10_000);
+            let buffer = RingBuffer {
+                length: 0x4000,
+                page_shift: 12,
+                offset: 0,
+            };
+            let memory = RingMemory::map(&ram, buffer, &[0x5000, 0x1000, 0x9000, 0x3000]).unwrap();
+            let mut cqs = Cqs::new(8, Arc::default());
+            let cqn = cqs
+                .create(CqRequest {
+                    context: 0,
+                    vector: 3,
+                    entries: ENTRIES,
+                    memory,
+                    control: CONTROL,
+                    ring: RING,
+                })
+                .unwrap();
+            Rig {
+                ram,
+                cqs,
+                events: Events::default(),
+                sink: Sink::default(),
+                cqn,
+            }
+        }
+
+        fn complete(&mut self, wr_id: u64, status: u8, solicited: bool) -> Result<(), Overflow> {
+            let cqe = Cqe {
+                wr_id: Le64::new(wr_id),
+                status,
+                opcode: cqe_opcode::RECV,
+                ..Cqe::default()
+            };
+            self.cqs
+                .complete(self.cqn, &cqe, solicited, &mut self.events)
+        }
+
+        fn ok(&mut self, solicited: bool) {
+            self.complete(0, cqe_status::SUCCESS, solicited).unwrap();
+        }
+
+        /// The wr_id and phase of a slot.
+        fn slot(&self, slot: u64) -> (u32, u32) {
+            let at = 0x1000 + slot * CQE_SIZE;
+            (self.ram.read32(at), self.ram.read32(at + CQE_PHASE))
+        }
+
+        fn consume(&self, consumer: u32) {
+            self.ram.write32(0x9fc0, consumer);
+        }
+
+        fn arm(&self, sequence: u32, kind: u32) {
+            self.ram.write32(0x9fc4, sequence << 2 | kind);
+        }
+
+        /// Sequences of the events that fire now.
+        fn fired(&mut self) -> Vec<u32> {
+            self.cqs.check_armed();
+            self.cqs.deliver(&mut self.sink);
+            let cqn = self.cqn;
+            let fired = std::mem::take(&mut self.sink.fired);
+            fired
+                .into_iter()
+                .map(|(vector, n, sequence)| {
+                    assert_eq!((vector, n), (3, cqn));
+                    sequence
+                })
+                .collect()
+        }
+    }
+
+    #[test]
+    fn each_pass_over_the_ring_has_its_phase() {
+        let mut rig = Rig::new();
+        for i in 0..12_u32 {
+            rig.complete(u64::from(i) + 100, cqe_status::SUCCESS, false)
+                .unwrap();
+            let phase = (i / ENTRIES + 1) & 1;
+            assert_eq!(rig.slot(u64::from(i % ENTRIES)), (i + 100, phase));
+            rig.consume(i + 1);
+        }
+    }
+
+    #[test]
+    fn a_full_ring_stays_intact_and_fails_once() {
+        let mut rig = Rig::new();
+        for i in 1..=4 {
+            rig.complete(i, cqe_status::SUCCESS, false).unwrap();
+        }
+        assert_eq!(rig.complete(5, 0, false), Err(Overflow));
+        assert_eq!(rig.complete(6, 0, false), Err(Overflow));
+        for i in 0..4 {
+            assert_eq!(rig.slot(i), (i as u32 + 1, 1));
+        }
+        assert_eq!(rig.ram.read32(0x3000), cq_control::FLAG_ERROR);
+        assert_eq!(rig.cqs.take_failed(), Some(rig.cqn));
+        assert_eq!(rig.cqs.take_failed(), None);
+        assert_eq!(rig.cqs.stats.device.cq_overflows.get(), 1);
+        rig.consume(4);
+        assert_eq!(rig.complete(7, 0, false), Err(Overflow));
+        assert!(rig.cqs.has_failed(rig.cqn));
+    }
+
+    #[test]
+    fn the_last_free_slot_is_used_and_consuming_one_makes_room_for_one() {
+        let mut rig = Rig::new();
+        for i in 0..4 {
+            rig.complete(i, 0, false).unwrap();
+        }
+        rig.consume(1);
+        rig.complete(4, 0, false).unwrap();
+        assert_eq!(rig.slot(0), (4, 0));
+        assert_eq!(rig.complete(5, 0, false), Err(Overflow));
+    }
+
+    #[test]
+    fn a_consumer_that_lies_is_a_fault() {
+        for lie in [5, 1000, u32::MAX] {
+            let mut rig = Rig::new();
+            for i in 0..4 {
+                rig.complete(i, 0, false).unwrap();
+            }
+            rig.consume(lie);
+            assert_eq!(rig.complete(4, 0, false), Err(Overflow), "{lie}");
+        }
+        // Back behind what it said before.
+        let mut rig = Rig::new();
+        for i in 0..4 {
+            rig.complete(i, 0, false).unwrap();
+        }
+        rig.consume(3);
+        for i in 0..3 {
+            rig.complete(i, 0, false).unwrap();
+        }
+        rig.consume(2);
+        assert_eq!(rig.complete(7, 0, false), Err(Overflow));
+    }
+
+    #[test]
+    fn a_cq_that_is_not_armed_fires_nothing() {
+        let mut rig = Rig::new();
+        rig.ok(true);
+        assert!(rig.cqs.has_events());
+        assert!(rig.fired().is_empty());
+        assert!(!rig.cqs.has_events());
+    }
+
+    #[test]
+    fn arming_for_any_fires_once_for_each_sequence() {
+        let mut rig = Rig::new();
+        rig.arm(0, cq_control::ARM_ANY);
+        assert!(rig.fired().is_empty());
+        rig.ok(false);
+        assert_eq!(rig.fired(), [0]);
+        rig.ok(false);
+        assert!(rig.fired().is_empty());
+        rig.arm(1, cq_control::ARM_ANY);
+        rig.ok(false);
+        assert_eq!(rig.fired(), [1]);
+    }
+
+    #[test]
+    fn arming_for_solicited_fires_for_solicited_and_failed_ones_only() {
+        let mut rig = Rig::new();
+        rig.arm(5, cq_control::ARM_SOLICITED);
+        rig.ok(false);
+        assert!(rig.fired().is_empty());
+        rig.ok(true);
+        assert_eq!(rig.fired(), [5]);
+        rig.arm(6, cq_control::ARM_SOLICITED);
+        rig.complete(1, cqe_status::WR_FLUSH_ERR, false).unwrap();
+        assert_eq!(rig.fired(), [6]);
+    }
+
+    #[test]
+    fn a_batch_fires_for_the_strongest_of_its_completions() {
+        let mut rig = Rig::new();
+        rig.arm(1, cq_control::ARM_SOLICITED);
+        rig.ok(true);
+        rig.ok(false);
+        assert_eq!(rig.fired(), [1]);
+    }
+
+    #[test]
+    fn an_event_without_room_waits_and_is_the_only_one() {
+        let mut rig = Rig::new();
+        rig.sink.closed = true;
+        rig.arm(1, cq_control::ARM_ANY);
+        rig.ok(false);
+        assert!(rig.fired().is_empty());
+        rig.arm(2, cq_control::ARM_ANY);
+        rig.ok(false);
+        assert!(rig.fired().is_empty());
+        assert!(rig.cqs.has_events());
+        rig.sink.closed = false;
+        assert_eq!(rig.fired(), [2]);
+        assert!(!rig.cqs.has_events());
+    }
+
+    #[test]
+    fn a_destroyed_cq_leaves_no_event_behind() {
+        let mut rig = Rig::new();
+        rig.sink.closed = true;
+        rig.arm(1, cq_control::ARM_ANY);
+        rig.ok(false);
+        rig.fired();
+        for i in 0..4 {
+            let _ = rig.complete(i, 0, false);
+        }
+        let cqn = rig.cqn;
+        rig.cqs.destroy(cqn, &mut rig.events);
+        rig.sink.closed = false;
+        assert!(rig.fired().is_empty());
+        assert!(rig.events.is_empty());
+        assert_eq!(rig.cqs.take_failed(), None);
+        assert_eq!(rig.complete(1, 0, false), Err(Overflow));
+    }
+
+    #[test]
+    fn free_running_indices_wrap_without_a_break() {
+        let mut rig = Rig::new();
+        let near = u32::MAX - 5;
+        let cq = rig.cqs.table.get_mut(rig.cqn).unwrap();
+        (cq.producer, cq.consumer) = (near, near);
+        for i in 0..12_u32 {
+            let index = near.wrapping_add(i);
+            rig.ok(false);
+            let slot = u64::from(index & (ENTRIES - 1));
+            assert_eq!(rig.slot(slot).1, (index / ENTRIES + 1) & 1);
+            rig.consume(index.wrapping_add(1));
+        }
+    }
+}

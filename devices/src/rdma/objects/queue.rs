@@ -276,3 +276,178 @@ impl Kick {
 pub fn kick_fence() {
     fence(Ordering::SeqCst);
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rdma::memory::RingBuffer;
+    use crate::rdma::test_utils::FakeRam;
+    use crate::rdma::wire::{Le16, Le32, Le64};
+
+    const CONTROL: u64 = 0x1000;
+    const ENTRIES: u32 = 8;
+    const STRIDE: u32 = 128;
+
+    struct Rig {
+        ram: FakeRam,
+        memory: Arc<RingMemory>,
+    }
+
+    impl Rig {
+        fn new() -> Self {
+            let ram = FakeRam::new(0x8000);
+            let buffer = RingBuffer {
+                length: 0x2000,
+                page_shift: 12,
+                offset: 0,
+            };
+            let memory = RingMemory::map(&ram, buffer, &[0x4000, 0x2000]).unwrap();
+            Rig {
+                ram,
+                memory: Arc::new(memory),
+            }
+        }
+
+        fn place(&self) -> RingPlace {
+            RingPlace {
+                offset: 0,
+                entries: ENTRIES,
+                stride: STRIDE,
+            }
+        }
+
+        fn sends(&self) -> SendQueue {
+            SendQueue::new(self.memory.clone(), self.place(), CONTROL)
+        }
+
+        fn receives(&self) -> ReceiveQueue {
+            ReceiveQueue::new(self.memory.clone(), self.place(), CONTROL, 2)
+        }
+
+        fn produce_sends(&self, producer: u32) {
+            self.ram.write32(0x2000, producer);
+        }
+
+        fn produce_receives(&self, producer: u32) {
+            self.ram.write32(0x2040, producer);
+        }
+
+        fn element(&self, slot: u32, data: &[u8]) {
+            self.ram.write(0x4000 + u64::from(slot * STRIDE), data);
+        }
+    }
+
+    #[test]
+    fn a_producer_up_to_the_ring_ahead_is_believed_and_no_more() {
+        let rig = Rig::new();
+        let sq = rig.sends();
+        for taken in [0, 5, u32::MAX - 3, u32::MAX] {
+            for ahead in 0..=ENTRIES {
+                rig.produce_sends(taken.wrapping_add(ahead));
+                assert_eq!(sq.pending(taken), Ok(taken.wrapping_add(ahead)));
+            }
+            for lie in [ENTRIES + 1, 1 << 31, u32::MAX] {
+                rig.produce_sends(taken.wrapping_add(lie));
+                assert_eq!(sq.pending(taken), Err(RingFault));
+            }
+        }
+    }
+
+    #[test]
+    fn a_queue_without_entries_never_has_work() {
+        let rig = Rig::new();
+        let none = RingPlace {
+            entries: 0,
+            ..rig.place()
+        };
+        rig.produce_sends(1);
+        rig.produce_receives(1);
+        let sq = SendQueue::new(rig.memory.clone(), none, CONTROL);
+        let mut rq = ReceiveQueue::new(rig.memory.clone(), none, CONTROL, 2);
+        assert_eq!(sq.pending(0), Ok(0));
+        assert_eq!(rq.next(&mut Vec::new()), Ok(None));
+    }
+
+    #[test]
+    fn a_send_is_copied_from_its_slot() {
+        let rig = Rig::new();
+        let header = SendWqeHeader {
+            wr_id: Le64::new(7),
+            num_sge: Le16::new(2),
+            ..SendWqeHeader::default()
+        };
+        let sge = |n| Sge {
+            addr: Le64::new(n),
+            length: Le32::new(1),
+            lkey: Le32::new(2),
+        };
+        let sges = [sge(10), sge(11)];
+        rig.element(3, &[header.as_bytes(), sges.as_bytes()].concat());
+        let sq = rig.sends();
+        for index in [3, 3 + ENTRIES, u32::MAX - 4] {
+            assert_eq!(sq.header(index).wr_id.get(), 7);
+            assert_eq!(sq.sge(index, 1), sge(11));
+        }
+        let mut inline = vec![0xee];
+        sq.inline(3, 16, &mut inline);
+        assert_eq!(inline[1..], *sge(10).as_bytes());
+    }
+
+    #[test]
+    fn receives_are_taken_in_order_and_once() {
+        let rig = Rig::new();
+        for slot in 0..2_u32 {
+            let header = ReceiveWqeHeader {
+                wr_id: Le64::new(u64::from(slot) + 50),
+                num_sge: Le16::new(1),
+                ..ReceiveWqeHeader::default()
+            };
+            let sge = Sge {
+                length: Le32::new(slot),
+                ..Sge::default()
+            };
+            rig.element(slot, &[header.as_bytes(), sge.as_bytes()].concat());
+        }
+        let mut rq = rig.receives();
+        let mut sges = Vec::new();
+        assert_eq!(rq.next(&mut sges), Ok(None));
+        rig.produce_receives(2);
+        for slot in 0..2 {
+            let wqe = rq.next(&mut sges).unwrap().unwrap();
+            assert_eq!((wqe.wr_id, wqe.index), (u64::from(slot) + 50, slot));
+            assert_eq!((sges.len(), sges[0].length.get()), (1, slot));
+        }
+        assert_eq!(rq.next(&mut sges), Ok(None));
+        rig.produce_receives(1);
+        assert_eq!(rq.next(&mut sges), Err(RingFault));
+        rq.reset();
+        assert_eq!(rq.next(&mut sges).unwrap().unwrap().index, 0);
+    }
+
+    #[test]
+    fn a_receive_with_too_many_sges_is_taken_with_its_fault() {
+        let rig = Rig::new();
+        let header = ReceiveWqeHeader {
+            num_sge: Le16::new(3),
+            ..ReceiveWqeHeader::default()
+        };
+        rig.element(0, header.as_bytes());
+        rig.produce_receives(1);
+        let mut sges = vec![Sge::default()];
+        let wqe = rig.receives().next(&mut sges).unwrap().unwrap();
+        assert_eq!(wqe.fault, Some(vendor_err::SGE_COUNT));
+        assert!(sges.is_empty());
+    }
+
+    #[test]
+    fn doorbells_are_asked_for_at_first_and_flags_follow() {
+        let rig = Rig::new();
+        let mut flags = Kick::new(rig.memory.clone(), CONTROL);
+        assert_eq!(rig.ram.read32(0x2080), kick::SQ | kick::RQ);
+        flags.clear(kick::SQ);
+        assert_eq!(rig.ram.read32(0x2080), kick::RQ);
+        flags.set(kick::SQ);
+        kick_fence();
+        assert_eq!(rig.ram.read32(0x2080), flags.bits());
+    }
+}
