@@ -5,6 +5,7 @@
 
 pub mod block;
 mod device;
+pub mod net;
 pub mod pci;
 mod queue;
 pub mod rdma;

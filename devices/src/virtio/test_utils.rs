@@ -33,6 +33,9 @@ impl Interrupts {
     pub(crate) fn raised(&self, queue: usize) -> usize {
         self.queues[queue].load(Ordering::SeqCst)
     }
+    pub(crate) fn configs(&self) -> usize {
+        self.configs.load(Ordering::SeqCst)
+    }
     pub(crate) fn resets_asked(&self) -> usize {
         self.resets.load(Ordering::SeqCst)
     }
