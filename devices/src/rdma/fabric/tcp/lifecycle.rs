@@ -43,7 +43,7 @@ pub(super) struct Target {
     state: Dialling,
     pause: Duration,
     /// Who answered there last.
-    instance: Option<[u8; 16]>,
+    pub(super) instance: Option<[u8; 16]>,
     /// The present trouble was logged.
     complained: bool,
 }
@@ -183,6 +183,8 @@ impl TcpFabric {
 
     /// The peer's HELLO came.
     pub(super) fn greet(&mut self, slot: usize, sink: &mut dyn Sink) {
+        // Ours goes out first, for the peer must know who we are even where its link is refused.
+        self.write(slot);
         let Some(link) = &self.links[slot] else {
             return;
         };
@@ -286,6 +288,7 @@ impl TcpFabric {
                 self.lose(slot, id, sink);
             }
             self.ready.retain(|other| *other != slot);
+            self.hot = self.hot.filter(|hot| *hot != slot);
             self.unsent.retain(|other| *other != slot);
             if let Some(Link {
                 stream,

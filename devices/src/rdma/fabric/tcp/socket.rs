@@ -54,9 +54,15 @@ impl Vectors {
 /// Every place is writable memory, or at least address space of this process that nothing relies on: the kernel checks each access
 /// and fails with EFAULT where there is no memory.
 pub(super) unsafe fn read(stream: &TcpStream, vectors: &mut Vectors) -> io::Result<usize> {
-    let mut message = vectors.header();
-    // SAFETY: the header's places are valid by the caller's word.
-    let got = unsafe { libc::recvmsg(stream.as_raw_fd(), &mut message, libc::MSG_DONTWAIT) };
+    let fd = stream.as_raw_fd();
+    let got = if let [place] = vectors.0[..] {
+        // SAFETY: the place is valid by the caller's word.
+        unsafe { libc::recv(fd, place.iov_base, place.iov_len, libc::MSG_DONTWAIT) }
+    } else {
+        let mut message = vectors.header();
+        // SAFETY: the header's places are valid by the caller's word.
+        unsafe { libc::recvmsg(fd, &mut message, libc::MSG_DONTWAIT) }
+    };
     usize::try_from(got).map_err(|_| io::Error::last_os_error())
 }
 
@@ -65,10 +71,16 @@ pub(super) unsafe fn read(stream: &TcpStream, vectors: &mut Vectors) -> io::Resu
 /// # Safety
 /// Every place is readable memory, or address space that the kernel will refuse with EFAULT.
 pub(super) unsafe fn write(stream: &TcpStream, vectors: &mut Vectors) -> io::Result<usize> {
-    let message = vectors.header();
+    let fd = stream.as_raw_fd();
     let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-    // SAFETY: the header's places are valid by the caller's word.
-    let put = unsafe { libc::sendmsg(stream.as_raw_fd(), &message, flags) };
+    let put = if let [place] = vectors.0[..] {
+        // SAFETY: the place is valid by the caller's word.
+        unsafe { libc::send(fd, place.iov_base, place.iov_len, flags) }
+    } else {
+        let message = vectors.header();
+        // SAFETY: the header's places are valid by the caller's word.
+        unsafe { libc::sendmsg(fd, &message, flags) }
+    };
     usize::try_from(put).map_err(|_| io::Error::last_os_error())
 }
 

@@ -328,10 +328,14 @@ fn two_that_dial_one_another_keep_one_link() {
         );
         let links = |node: &Node| node.fabric.links.iter().flatten().count();
         run(&mut [&mut left, &mut right], |nodes| {
-            nodes.iter().all(|node| node.linked() && links(node) == 1)
+            let settled = |node: &Node| {
+                let mut targets = node.fabric.targets.iter();
+                links(node) == 1 && targets.all(|target| target.instance.is_some())
+            };
+            nodes.iter().all(|node| node.linked() && settled(node))
         });
-        // That is the end of it.
-        let made = |node: &Node| node.counters().links_up;
+        // Once everyone knows who is where, that is the end of it.
+        let made = |node: &Node| node.fabric.generation;
         let before = [made(&left), made(&right)];
         idle(&mut [&mut left, &mut right], Duration::from_millis(100));
         assert_eq!([made(&left), made(&right)], before);
@@ -497,9 +501,14 @@ fn garbage_ends_the_link_that_it_came_on_and_no_other() {
         stream.write_all(&garbage).unwrap();
         stream.set_nonblocking(true).unwrap();
         let mut buffer = [0; 1000];
-        run(&mut [&mut node], |_| match stream.read(&mut buffer) {
-            Ok(count) => count == 0,
-            Err(error) => error.kind() != std::io::ErrorKind::WouldBlock,
+        run(&mut [&mut node], |_| {
+            loop {
+                match stream.read(&mut buffer) {
+                    Ok(0) => return true,
+                    Ok(_) => (),
+                    Err(error) => return error.kind() != std::io::ErrorKind::WouldBlock,
+                }
+            }
         });
         assert_eq!(node.sink.frames(), 0, "case {number}");
     }
