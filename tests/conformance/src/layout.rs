@@ -1,0 +1,738 @@
+//! The layouts of `docs/virtio-rdma.md` as a driver reads them.
+//!
+//! Written from the specification alone and not from the device's own structs: where the two disagree, one of them has misread it,
+//! and the tests find out which.
+
+/// Command opcodes (section 4).
+pub mod command {
+    #![allow(
+        missing_docs,
+        reason = "the names are those of the specification's table"
+    )]
+    pub const QUERY_DEVICE: u16 = 0x0001;
+    pub const QUERY_PORT: u16 = 0x0002;
+    pub const QUERY_COUNTERS: u16 = 0x0003;
+    pub const ADD_GID: u16 = 0x0010;
+    pub const DEL_GID: u16 = 0x0011;
+    pub const CREATE_CONTEXT: u16 = 0x0020;
+    pub const DESTROY_CONTEXT: u16 = 0x0021;
+    pub const CREATE_PD: u16 = 0x0030;
+    pub const DESTROY_PD: u16 = 0x0031;
+    pub const REG_MR: u16 = 0x0040;
+    pub const MR_APPEND: u16 = 0x0041;
+    pub const MR_COMMIT: u16 = 0x0042;
+    pub const DEREG_MR: u16 = 0x0043;
+    pub const CREATE_CQ: u16 = 0x0050;
+    pub const DESTROY_CQ: u16 = 0x0051;
+    pub const CREATE_QP: u16 = 0x0060;
+    pub const MODIFY_QP: u16 = 0x0061;
+    pub const QUERY_QP: u16 = 0x0062;
+    pub const DESTROY_QP: u16 = 0x0063;
+    pub const ALL: [u16; 19] = [
+        QUERY_DEVICE,
+        QUERY_PORT,
+        QUERY_COUNTERS,
+        ADD_GID,
+        DEL_GID,
+        CREATE_CONTEXT,
+        DESTROY_CONTEXT,
+        CREATE_PD,
+        DESTROY_PD,
+        REG_MR,
+        MR_APPEND,
+        MR_COMMIT,
+        DEREG_MR,
+        CREATE_CQ,
+        DESTROY_CQ,
+        CREATE_QP,
+        MODIFY_QP,
+        QUERY_QP,
+        DESTROY_QP,
+    ];
+}
+
+/// Statuses of commands (section 4).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Status {
+    /// Done.
+    Ok = 0,
+    /// Unknown opcode, or a feature that was not negotiated.
+    Unsupported = 1,
+    /// A field out of range, or lengths that disagree.
+    Invalid = 2,
+    /// A limit is reached.
+    NoResource = 3,
+    /// No such handle.
+    NotFound = 4,
+    /// Another context's, or the kernel's to ask.
+    Denied = 5,
+    /// Still referred to.
+    Busy = 6,
+    /// Not in this state.
+    BadState = 7,
+    /// Not memory that the device may use.
+    BadAddress = 8,
+    /// The slot is taken.
+    Exists = 9,
+    /// The region's list is not complete.
+    InProgress = 10,
+}
+
+impl Status {
+    /// The status with this number. None for a number that the specification does not know.
+    pub fn from_raw(raw: u32) -> Option<Status> {
+        use Status::*;
+        [
+            Ok,
+            Unsupported,
+            Invalid,
+            NoResource,
+            NotFound,
+            Denied,
+            Busy,
+            BadState,
+            BadAddress,
+            Exists,
+            InProgress,
+        ]
+        .into_iter()
+        .find(|status| *status as u32 == raw)
+    }
+}
+
+/// Access bits (section 4.5).
+pub mod access {
+    #![allow(missing_docs, reason = "the names are those of the specification")]
+    pub const LOCAL_WRITE: u32 = 1;
+    pub const REMOTE_WRITE: u32 = 2;
+    pub const REMOTE_READ: u32 = 4;
+    pub const REMOTE_ATOMIC: u32 = 8;
+    pub const ALL: u32 = LOCAL_WRITE | REMOTE_WRITE | REMOTE_READ | REMOTE_ATOMIC;
+}
+
+/// QP states (section 4.8).
+pub mod state {
+    #![allow(missing_docs, reason = "the names are those of the specification")]
+    pub const RESET: u8 = 0;
+    pub const INIT: u8 = 1;
+    pub const RTR: u8 = 2;
+    pub const RTS: u8 = 3;
+    pub const SQD: u8 = 4;
+    pub const SQE: u8 = 5;
+    pub const ERR: u8 = 6;
+}
+
+/// Attribute mask bits (section 4.8).
+pub mod mask {
+    #![allow(missing_docs, reason = "the names are those of the verbs")]
+    pub const STATE: u32 = 0x1;
+    pub const CUR_STATE: u32 = 0x2;
+    pub const EN_SQD_ASYNC: u32 = 0x4;
+    pub const ACCESS: u32 = 0x8;
+    pub const PKEY_INDEX: u32 = 0x10;
+    pub const PORT: u32 = 0x20;
+    pub const QKEY: u32 = 0x40;
+    pub const AV: u32 = 0x80;
+    pub const PATH_MTU: u32 = 0x100;
+    pub const TIMEOUT: u32 = 0x200;
+    pub const RETRY_CNT: u32 = 0x400;
+    pub const RNR_RETRY: u32 = 0x800;
+    pub const RQ_PSN: u32 = 0x1000;
+    pub const MAX_RD_ATOMIC: u32 = 0x2000;
+    pub const MIN_RNR_TIMER: u32 = 0x8000;
+    pub const SQ_PSN: u32 = 0x10000;
+    pub const MAX_DEST_RD_ATOMIC: u32 = 0x20000;
+    pub const DEST_QPN: u32 = 0x100000;
+}
+
+/// Opcodes of send WQEs (section 5).
+pub mod send {
+    #![allow(missing_docs, reason = "the names are those of the specification")]
+    pub const WRITE: u8 = 0;
+    pub const WRITE_IMM: u8 = 1;
+    pub const SEND: u8 = 2;
+    pub const SEND_IMM: u8 = 3;
+    pub const READ: u8 = 4;
+    pub const CMP_AND_SWP: u8 = 5;
+    pub const FETCH_AND_ADD: u8 = 6;
+    pub const LOCAL_INV: u8 = 7;
+    pub const BIND_MW: u8 = 8;
+    pub const SEND_INV: u8 = 9;
+    pub const REG_MR: u8 = 32;
+}
+
+/// Flags of send WQEs (section 5).
+pub mod wqe_flag {
+    #![allow(missing_docs, reason = "the names are those of the specification")]
+    pub const SIGNALED: u8 = 1;
+    pub const SOLICITED: u8 = 2;
+    pub const FENCE: u8 = 4;
+    pub const INLINE: u8 = 8;
+}
+
+/// Statuses of CQEs (section 7, the verbs' numbers).
+pub mod wc {
+    #![allow(missing_docs, reason = "the names are those of the verbs")]
+    pub const SUCCESS: u8 = 0;
+    pub const LOC_LEN_ERR: u8 = 1;
+    pub const LOC_QP_OP_ERR: u8 = 2;
+    pub const LOC_PROT_ERR: u8 = 4;
+    pub const WR_FLUSH_ERR: u8 = 5;
+    pub const REM_INV_REQ_ERR: u8 = 9;
+    pub const REM_ACCESS_ERR: u8 = 10;
+    pub const REM_OP_ERR: u8 = 11;
+    pub const RETRY_EXC_ERR: u8 = 12;
+    pub const RNR_RETRY_EXC_ERR: u8 = 13;
+    pub const FATAL_ERR: u8 = 19;
+    pub const GENERAL_ERR: u8 = 21;
+}
+
+/// Opcodes of CQEs (section 7, the verbs' numbers).
+pub mod wc_opcode {
+    #![allow(missing_docs, reason = "the names are those of the verbs")]
+    pub const SEND: u8 = 0;
+    pub const RDMA_WRITE: u8 = 1;
+    pub const RDMA_READ: u8 = 2;
+    pub const COMP_SWAP: u8 = 3;
+    pub const FETCH_ADD: u8 = 4;
+    pub const RECV: u8 = 128;
+    pub const RECV_RDMA_WITH_IMM: u8 = 129;
+}
+
+/// Flags of CQEs (section 7).
+pub mod cqe_flag {
+    #![allow(missing_docs, reason = "the names are those of the specification")]
+    pub const WITH_IMM: u16 = 2;
+    pub const SEND_QUEUE: u16 = 8;
+}
+
+/// Types of asynchronous events (section 8).
+pub mod event {
+    #![allow(missing_docs, reason = "the names are those of the specification")]
+    pub const CQ_ERR: u32 = 1;
+    pub const QP_FATAL: u32 = 2;
+    pub const QP_REQ_ERR: u32 = 3;
+    pub const QP_ACCESS_ERR: u32 = 4;
+    pub const COMM_EST: u32 = 5;
+    pub const SQ_DRAINED: u32 = 6;
+    pub const LAST_WQE_REACHED: u32 = 7;
+}
+
+/// KICK flags of a QP's control block (section 5).
+pub const KICK_SQ: u32 = 1;
+/// See [`KICK_SQ`].
+pub const KICK_RQ: u32 = 2;
+/// Error flag of a CQ's control block (section 7).
+pub const CQ_ERROR: u32 = 1;
+
+/// Appends integers to a body in the order in which the tables list them.
+#[derive(Default, Clone)]
+pub struct Body(pub Vec<u8>);
+
+impl Body {
+    /// An empty body.
+    pub fn new() -> Body {
+        Body::default()
+    }
+    /// One byte.
+    pub fn u8(mut self, value: u8) -> Body {
+        self.0.push(value);
+        self
+    }
+    /// A le16.
+    pub fn u16(mut self, value: u16) -> Body {
+        self.0.extend_from_slice(&value.to_le_bytes());
+        self
+    }
+    /// A le32.
+    pub fn u32(mut self, value: u32) -> Body {
+        self.0.extend_from_slice(&value.to_le_bytes());
+        self
+    }
+    /// A le64.
+    pub fn u64(mut self, value: u64) -> Body {
+        self.0.extend_from_slice(&value.to_le_bytes());
+        self
+    }
+    /// Bytes as they are.
+    pub fn bytes(mut self, value: &[u8]) -> Body {
+        self.0.extend_from_slice(value);
+        self
+    }
+}
+
+/// A request: header (section 4) and body.
+pub fn request(opcode: u16, context: u32, cookie: u64, body: &[u8]) -> Vec<u8> {
+    Body::new()
+        .u16(opcode)
+        .u16(0)
+        .u32((24 + body.len()) as u32)
+        .u32(context)
+        .u32(0)
+        .u64(cookie)
+        .bytes(body)
+        .0
+}
+
+/// le16 at an offset.
+pub fn le16(bytes: &[u8], at: usize) -> u16 {
+    u16::from_le_bytes(bytes[at..at + 2].try_into().expect("two bytes"))
+}
+/// le32 at an offset.
+pub fn le32(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"))
+}
+/// le64 at an offset.
+pub fn le64(bytes: &[u8], at: usize) -> u64 {
+    u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"))
+}
+
+/// QUERY_DEVICE's reply (section 4.1), the fields that the tests look at.
+#[derive(Clone, Copy, Debug)]
+#[allow(missing_docs, reason = "the names are those of the specification")]
+pub struct DeviceLimits {
+    pub node_guid: u64,
+    pub sys_image_guid: u64,
+    pub max_mr_size: u64,
+    pub page_size_cap: u64,
+    pub vendor_id: u32,
+    pub max_contexts: u32,
+    pub max_pd: u32,
+    pub max_mr: u32,
+    pub max_cq: u32,
+    pub max_cqe: u32,
+    pub max_qp: u32,
+    pub max_send_wr: u32,
+    pub max_recv_wr: u32,
+    pub max_send_sge: u32,
+    pub max_recv_sge: u32,
+    pub max_inline: u32,
+    pub max_rd_atomic: u32,
+    pub max_init_rd_atomic: u32,
+    pub max_gids: u32,
+    pub max_pkeys: u32,
+    pub max_msg_size: u32,
+    pub max_cmd_bytes: u32,
+    pub max_sq_stride: u32,
+}
+
+impl DeviceLimits {
+    /// Reads a reply's body.
+    pub fn decode(body: &[u8]) -> DeviceLimits {
+        assert_eq!(body.len(), 168, "4.1: the reply has 168 bytes");
+        let field = |n: usize| le32(body, 40 + 4 * n);
+        DeviceLimits {
+            node_guid: le64(body, 0),
+            sys_image_guid: le64(body, 8),
+            max_mr_size: le64(body, 24),
+            page_size_cap: le64(body, 32),
+            vendor_id: field(0),
+            max_contexts: field(3),
+            max_pd: field(4),
+            max_mr: field(5),
+            max_cq: field(7),
+            max_cqe: field(8),
+            max_qp: field(9),
+            max_send_wr: field(10),
+            max_recv_wr: field(11),
+            max_send_sge: field(12),
+            max_recv_sge: field(13),
+            max_inline: field(14),
+            max_rd_atomic: field(20),
+            max_init_rd_atomic: field(21),
+            max_gids: field(24),
+            max_pkeys: field(25),
+            max_msg_size: field(26),
+            max_cmd_bytes: field(28),
+            max_sq_stride: field(30),
+        }
+    }
+}
+
+/// Counters (section 4.9).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names are those of the specification")]
+pub struct Counters {
+    pub tx_messages: u64,
+    pub tx_bytes: u64,
+    pub rx_messages: u64,
+    pub rx_bytes: u64,
+    pub completions: u64,
+    pub rnr_nak_sent: u64,
+    pub rnr_nak_received: u64,
+    pub retries: u64,
+    pub timeouts: u64,
+    pub access_errors: u64,
+    pub cq_overflows: u64,
+    pub flushed: u64,
+    pub rx_discarded: u64,
+    pub lost: u64,
+}
+
+impl Counters {
+    /// Reads a reply's body.
+    pub fn decode(body: &[u8]) -> Counters {
+        let count = le32(body, 0) as usize;
+        assert!(count >= 14, "4.9 lists 14 counters, the device has {count}");
+        assert_eq!(body.len(), 8 + 8 * count);
+        let value = |n: usize| le64(body, 8 + 8 * n);
+        Counters {
+            tx_messages: value(0),
+            tx_bytes: value(1),
+            rx_messages: value(2),
+            rx_bytes: value(3),
+            completions: value(4),
+            rnr_nak_sent: value(5),
+            rnr_nak_received: value(6),
+            retries: value(7),
+            timeouts: value(8),
+            access_errors: value(9),
+            cq_overflows: value(10),
+            flushed: value(11),
+            rx_discarded: value(12),
+            lost: value(13),
+        }
+    }
+}
+
+/// QP attributes (section 4.8): 72 bytes either way.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names are those of the specification")]
+pub struct QpAttributes {
+    pub qpn: u32,
+    pub mask: u32,
+    pub state: u8,
+    pub cur_state: u8,
+    pub path_mtu: u8,
+    pub port: u8,
+    pub access: u32,
+    pub qkey: u32,
+    pub dest_qpn: u32,
+    pub rq_psn: u32,
+    pub sq_psn: u32,
+    pub max_rd_atomic: u8,
+    pub max_dest_rd_atomic: u8,
+    pub timeout: u8,
+    pub retry_cnt: u8,
+    pub rnr_retry: u8,
+    pub min_rnr_timer: u8,
+    pub pkey_index: u16,
+    pub flow_label: u32,
+    pub sgid_index: u8,
+    pub hop_limit: u8,
+    pub traffic_class: u8,
+    pub sl: u8,
+    pub dgid: [u8; 16],
+    pub dmac: [u8; 6],
+    pub en_sqd_async: u8,
+    pub sq_draining: u8,
+}
+
+impl QpAttributes {
+    /// The body.
+    pub fn encode(&self) -> Vec<u8> {
+        let body = Body::new()
+            .u32(self.qpn)
+            .u32(self.mask)
+            .u8(self.state)
+            .u8(self.cur_state)
+            .u8(self.path_mtu)
+            .u8(self.port)
+            .u32(self.access)
+            .u32(self.qkey)
+            .u32(self.dest_qpn)
+            .u32(self.rq_psn)
+            .u32(self.sq_psn)
+            .u8(self.max_rd_atomic)
+            .u8(self.max_dest_rd_atomic)
+            .u8(self.timeout)
+            .u8(self.retry_cnt)
+            .u8(self.rnr_retry)
+            .u8(self.min_rnr_timer)
+            .u16(self.pkey_index)
+            .u32(self.flow_label)
+            .u8(self.sgid_index)
+            .u8(self.hop_limit)
+            .u8(self.traffic_class)
+            .u8(self.sl)
+            .bytes(&self.dgid)
+            .bytes(&self.dmac)
+            .u8(self.en_sqd_async)
+            .u8(self.sq_draining)
+            .0;
+        debug_assert_eq!(body.len(), 72);
+        body
+    }
+
+    /// Reads a reply's body.
+    pub fn decode(body: &[u8]) -> QpAttributes {
+        assert_eq!(body.len(), 72, "4.8: 72 bytes");
+        QpAttributes {
+            qpn: le32(body, 0),
+            mask: le32(body, 4),
+            state: body[8],
+            cur_state: body[9],
+            path_mtu: body[10],
+            port: body[11],
+            access: le32(body, 12),
+            qkey: le32(body, 16),
+            dest_qpn: le32(body, 20),
+            rq_psn: le32(body, 24),
+            sq_psn: le32(body, 28),
+            max_rd_atomic: body[32],
+            max_dest_rd_atomic: body[33],
+            timeout: body[34],
+            retry_cnt: body[35],
+            rnr_retry: body[36],
+            min_rnr_timer: body[37],
+            pkey_index: le16(body, 38),
+            flow_label: le32(body, 40),
+            sgid_index: body[44],
+            hop_limit: body[45],
+            traffic_class: body[46],
+            sl: body[47],
+            dgid: body[48..64].try_into().expect("16 bytes"),
+            dmac: body[64..70].try_into().expect("6 bytes"),
+            en_sqd_async: body[70],
+            sq_draining: body[71],
+        }
+    }
+}
+
+/// A completion (section 7).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names are those of the specification")]
+pub struct Cqe {
+    pub wr_id: u64,
+    pub status: u8,
+    pub opcode: u8,
+    pub flags: u16,
+    pub byte_len: u32,
+    pub imm: [u8; 4],
+    pub qpn: u32,
+    pub src_qpn: u32,
+    pub vendor_err: u32,
+    pub wqe_index: u32,
+    pub timestamp: u64,
+}
+
+impl Cqe {
+    /// Reads the 64 bytes.
+    pub fn decode(bytes: &[u8; 64]) -> Cqe {
+        Cqe {
+            wr_id: le64(bytes, 0),
+            status: bytes[8],
+            opcode: bytes[9],
+            flags: le16(bytes, 10),
+            byte_len: le32(bytes, 12),
+            imm: bytes[16..20].try_into().expect("four bytes"),
+            qpn: le32(bytes, 20),
+            src_qpn: le32(bytes, 24),
+            vendor_err: le32(bytes, 28),
+            wqe_index: le32(bytes, 32),
+            timestamp: le64(bytes, 40),
+        }
+    }
+    /// Whether it is of the send queue.
+    pub fn is_send(&self) -> bool {
+        self.flags & cqe_flag::SEND_QUEUE != 0
+    }
+}
+
+/// A scatter/gather element.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names are those of the specification")]
+pub struct Sge {
+    pub addr: u64,
+    pub length: u32,
+    pub lkey: u32,
+}
+
+impl Sge {
+    /// The 16 bytes.
+    pub fn encode(&self) -> [u8; 16] {
+        let mut out = [0; 16];
+        out[0..8].copy_from_slice(&self.addr.to_le_bytes());
+        out[8..12].copy_from_slice(&self.length.to_le_bytes());
+        out[12..16].copy_from_slice(&self.lkey.to_le_bytes());
+        out
+    }
+}
+
+/// The fixed 64 bytes of a send WQE (section 5).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names are those of the specification")]
+pub struct SendHeader {
+    pub wr_id: u64,
+    pub opcode: u8,
+    pub flags: u8,
+    pub num_sge: u16,
+    pub inline_len: u32,
+    pub imm: [u8; 4],
+    pub rkey: u32,
+    pub remote_addr: u64,
+    pub compare_add: u64,
+    pub swap: u64,
+}
+
+impl SendHeader {
+    /// The 64 bytes.
+    pub fn encode(&self) -> [u8; 64] {
+        let mut out = [0; 64];
+        out[0..8].copy_from_slice(&self.wr_id.to_le_bytes());
+        out[8] = self.opcode;
+        out[9] = self.flags;
+        out[10..12].copy_from_slice(&self.num_sge.to_le_bytes());
+        out[12..16].copy_from_slice(&self.inline_len.to_le_bytes());
+        out[16..20].copy_from_slice(&self.imm);
+        out[20..24].copy_from_slice(&self.rkey.to_le_bytes());
+        out[24..32].copy_from_slice(&self.remote_addr.to_le_bytes());
+        out[32..40].copy_from_slice(&self.compare_add.to_le_bytes());
+        out[40..48].copy_from_slice(&self.swap.to_le_bytes());
+        out
+    }
+}
+
+/// A page list or extent list for REG_MR (section 4.4).
+#[derive(Clone, Debug)]
+#[allow(missing_docs, reason = "the names are those of the specification")]
+pub struct RegMr {
+    pub pd: u32,
+    pub access: u32,
+    pub iova: u64,
+    pub length: u64,
+    pub offset: u64,
+    pub page_shift: u8,
+    pub flags: u8,
+    pub total_entries: u32,
+    pub num_entries: u32,
+    pub entries: Vec<u64>,
+}
+
+/// REG_MR flag: the list goes on.
+pub const MR_MORE: u8 = 1;
+/// REG_MR flag: extents instead of pages.
+pub const MR_EXTENTS: u8 = 2;
+
+impl RegMr {
+    /// The body. `entries` are the le64 as they stand, two to an extent.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut body = Body::new()
+            .u32(self.pd)
+            .u32(self.access)
+            .u64(self.iova)
+            .u64(self.length)
+            .u64(self.offset)
+            .u8(self.page_shift)
+            .u8(self.flags)
+            .u16(0)
+            .u32(self.total_entries)
+            .u32(self.num_entries)
+            .u32(0);
+        debug_assert_eq!(body.0.len(), 48);
+        for entry in &self.entries {
+            body = body.u64(*entry);
+        }
+        body.0
+    }
+}
+
+/// CREATE_CQ's body (section 4.6).
+#[derive(Clone, Debug)]
+#[allow(missing_docs, reason = "the names are those of the specification")]
+pub struct CreateCq {
+    pub entries: u32,
+    pub vector: u32,
+    pub buf_length: u64,
+    pub page_shift: u32,
+    pub num_pages: u32,
+    pub buf_offset: u64,
+    pub ctrl_offset: u64,
+    pub ring_offset: u64,
+    pub pages: Vec<u64>,
+}
+
+impl CreateCq {
+    /// The body.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut body = Body::new()
+            .u32(self.entries)
+            .u32(self.vector)
+            .u64(self.buf_length)
+            .u32(self.page_shift)
+            .u32(self.num_pages)
+            .u64(self.buf_offset)
+            .u64(self.ctrl_offset)
+            .u64(self.ring_offset);
+        for page in &self.pages {
+            body = body.u64(*page);
+        }
+        body.0
+    }
+}
+
+/// CREATE_QP's body (section 4.7).
+#[derive(Clone, Debug)]
+#[allow(missing_docs, reason = "the names are those of the specification")]
+pub struct CreateQp {
+    pub pd: u32,
+    pub kind: u32,
+    pub send_cq: u32,
+    pub recv_cq: u32,
+    pub srq: u32,
+    pub flags: u32,
+    pub sq_entries: u32,
+    pub sq_stride: u32,
+    pub rq_entries: u32,
+    pub rq_stride: u32,
+    pub max_send_sge: u32,
+    pub max_recv_sge: u32,
+    pub max_inline: u32,
+    pub xrcd: u32,
+    pub buf_length: u64,
+    pub page_shift: u32,
+    pub num_pages: u32,
+    pub buf_offset: u64,
+    pub ctrl_offset: u64,
+    pub sq_offset: u64,
+    pub rq_offset: u64,
+    pub pages: Vec<u64>,
+}
+
+impl CreateQp {
+    /// The body.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut body = Body::new();
+        for value in [
+            self.pd,
+            self.kind,
+            self.send_cq,
+            self.recv_cq,
+            self.srq,
+            self.flags,
+            self.sq_entries,
+            self.sq_stride,
+            self.rq_entries,
+            self.rq_stride,
+            self.max_send_sge,
+            self.max_recv_sge,
+            self.max_inline,
+            self.xrcd,
+        ] {
+            body = body.u32(value);
+        }
+        body = body
+            .u64(self.buf_length)
+            .u32(self.page_shift)
+            .u32(self.num_pages)
+            .u64(self.buf_offset)
+            .u64(self.ctrl_offset)
+            .u64(self.sq_offset)
+            .u64(self.rq_offset);
+        for page in &self.pages {
+            body = body.u64(*page);
+        }
+        body.0
+    }
+}
