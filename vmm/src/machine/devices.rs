@@ -3,14 +3,14 @@
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
-use api::VmConfig;
+use api::{NetBackend, VmConfig};
 use devices::virtio::block::Block;
 use devices::virtio::rng::Rng;
 use serde_json::Value;
 
 use super::platform::Platform;
 use super::vsock::PrivateDir;
-use super::{Error, rdma, vsock};
+use super::{Error, net, rdma, vsock};
 
 /// Counters of a device at the moment of the call.
 pub type Snapshot = Box<dyn Fn() -> Value + Send + Sync>;
@@ -46,8 +46,19 @@ pub fn add(platform: &mut Platform, config: &VmConfig) -> Result<Devices, Error>
         let block = Block::open(&disk.path, disk.readonly, &id)?;
         platform.add_virtio(Arc::new(Mutex::new(block)))?;
     }
-    if let Some(config_rdma) = &config.rdma {
-        let rdma = rdma::create(config_rdma, config.cpus)?;
+    let on_fabric = config.net.iter().any(|n| n.backend == NetBackend::Fabric);
+    let rdma = config
+        .rdma
+        .as_ref()
+        .map(|rdma| rdma::create(rdma, config.cpus, on_fabric));
+    let mut rdma = rdma.transpose()?;
+    let mut port = rdma.as_mut().and_then(|r| r.port.take());
+    for config in &config.net {
+        let (net, snapshot) = net::create(config, &mut port)?;
+        devices.snapshots.net.push(snapshot);
+        platform.add_virtio(Arc::new(Mutex::new(net)))?;
+    }
+    if let Some(rdma) = rdma {
         devices.snapshots.rdma.push(rdma.snapshot);
         platform.add_virtio(Arc::new(Mutex::new(rdma.device)))?;
     }

@@ -3,6 +3,7 @@
 mod build;
 mod devices;
 mod error;
+mod net;
 mod platform;
 mod rdma;
 mod vsock;

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use api::{FabricKind, OptionError, RdmaConfig, RdmaLimits};
 use devices::rdma::Limits;
+use devices::rdma::fabric::ethernet::EthernetPort;
 use devices::rdma::fabric::tcp::{TcpConfig, TcpFabric};
 use devices::rdma::stats::Stats;
 use devices::virtio::rdma::{RdmaOptions, VirtioRdma};
@@ -16,12 +17,14 @@ use super::devices::Snapshot;
 pub struct Rdma {
     /// The device.
     pub device: VirtioRdma,
+    /// The fabric's port for the network interface, if one was asked for.
+    pub port: Option<EthernetPort>,
     /// The device's and the fabric's counters.
     pub snapshot: Snapshot,
 }
 
 /// Makes the device that `config` asks for, for a machine of `cpus` vCPUs. The fabric begins to look for its peers at once.
-pub fn create(config: &RdmaConfig, cpus: u32) -> Result<Rdma, Error> {
+pub fn create(config: &RdmaConfig, cpus: u32, want_port: bool) -> Result<Rdma, Error> {
     let wrong = |wrong: String| {
         Error::Option(OptionError::new(
             "--rdma",
@@ -41,7 +44,9 @@ pub fn create(config: &RdmaConfig, cpus: u32) -> Result<Rdma, Error> {
     tcp.listen = config.listen;
     tcp.peers = config.peers.clone();
     let stats = Arc::<Stats>::default();
-    let fabric = TcpFabric::new(tcp, stats.clone()).map_err(|e| wrong(e.to_string()))?;
+    let mut fabric = TcpFabric::new(tcp, stats.clone()).map_err(|e| wrong(e.to_string()))?;
+    let port = want_port.then(|| fabric.ethernet_port());
+    let port = port.transpose().map_err(host)?;
 
     let mut options = RdmaOptions::new(mac.0);
     // One completion vector per vCPU, as far as the device has them.
@@ -61,6 +66,7 @@ pub fn create(config: &RdmaConfig, cpus: u32) -> Result<Rdma, Error> {
     };
     Ok(Rdma {
         device,
+        port,
         snapshot: Box::new(snapshot),
     })
 }
