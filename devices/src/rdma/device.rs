@@ -142,10 +142,6 @@ impl RdmaDevice {
                 let Some(qp) = self.objects.qps.get_mut(qpn) else {
                     continue;
                 };
-                if qp.state == QpState::Reset {
-                    qp.raise(EventKind::QpFatal, &mut self.objects.events);
-                    continue;
-                }
                 let old = qp.fail(Some(EventKind::QpFatal), &mut self.objects.events);
                 if old != QpState::Err {
                     self.engine

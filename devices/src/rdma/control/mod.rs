@@ -12,6 +12,8 @@ use super::wire::{CommandHeader, Le32, ReplyHeader, Status, opcode};
 mod memory;
 mod queries;
 mod queues;
+#[cfg(test)]
+mod tests;
 
 /// A command's result: the reply's body is in the buffer given.
 type Outcome = Result<(), Status>;

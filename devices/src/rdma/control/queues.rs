@@ -148,17 +148,24 @@ impl Control<'_> {
         let header = size_of::<SendWqeHeader>() as u64;
         let receive = size_of::<ReceiveWqeHeader>() as u64;
         let sges = |count: u32| u64::from(count) * size_of::<Sge>() as u64;
-        let valid = fits(sq.entries, l.send_wr)
+        let limits = fits(sq.entries, l.send_wr)
             && fits(rq.entries, l.recv_wr)
-            && strides(sq.stride, MIN_SQ_STRIDE, l.sq_stride)
-            && strides(rq.stride, MIN_RQ_STRIDE, MAX_RQ_STRIDE)
             && caps.max_send_sge <= l.send_sge
             && caps.max_recv_sge <= l.recv_sge
-            && caps.max_inline <= l.inline
-            && header + sges(caps.max_send_sge) <= sq.stride.into()
-            && header + u64::from(caps.max_inline) <= sq.stride.into()
-            && receive + sges(caps.max_recv_sge) <= rq.stride.into();
-        if valid { Ok(()) } else { Err(Status::Invalid) }
+            && caps.max_inline <= l.inline;
+        // Nothing has to fit into a ring that is not there.
+        let sends = sq.entries == 0
+            || strides(sq.stride, MIN_SQ_STRIDE, l.sq_stride)
+                && header + sges(caps.max_send_sge) <= sq.stride.into()
+                && header + u64::from(caps.max_inline) <= sq.stride.into();
+        let receives = rq.entries == 0
+            || strides(rq.stride, MIN_RQ_STRIDE, MAX_RQ_STRIDE)
+                && receive + sges(caps.max_recv_sge) <= rq.stride.into();
+        if limits && sends && receives {
+            Ok(())
+        } else {
+            Err(Status::Invalid)
+        }
     }
 }
 

@@ -75,6 +75,17 @@ pub unsafe fn store32(at: *mut u8, value: u32) {
     word.store(value.to_le(), Ordering::Release);
 }
 
+/// Stores a le64 that the guest reads, with release ordering.
+///
+/// # Safety
+/// `at` must be a multiple of 8 and valid for writes of 8 bytes: it lies in a live registration.
+#[inline]
+pub unsafe fn store64(at: *mut u8, value: u64) {
+    // SAFETY: the caller vouches for validity and alignment; all accesses of host code to this word are atomic.
+    let word = unsafe { AtomicU64::from_ptr(at.cast()) };
+    word.store(value.to_le(), Ordering::Release);
+}
+
 /// Views a segment as an atomic 64-bit word; None when it has another size or is not aligned.
 fn word64(segment: &Segment) -> Option<&AtomicU64> {
     if segment.len != 8 || !segment.base.addr().is_multiple_of(8) {

@@ -17,7 +17,10 @@ use crate::rdma::wire::{CQE_PHASE, CQE_SIZE, Cqe, Le64, cq_control, cqe_status};
 #[error("the completion queue overflowed")]
 pub struct Overflow;
 
-/// Arm kind that a batch of CQEs satisfies at most.
+/// Offset of the 8 bytes that end in the phase.
+const CQE_LAST_WORD: usize = CQE_PHASE as usize - 4;
+
+/// Nothing was written since arming was last looked at.
 const WRITTEN_NONE: u32 = 0;
 
 /// A completion queue.
@@ -33,8 +36,8 @@ struct Cq {
     /// The process's index as last read.
     consumer: u32,
     error: bool,
-    /// What was written since arming was last looked at: none, unsolicited only, or solicited and failed too, by the arm kind that
-    /// asks for at least that ([`cq_control::ARM_ANY`] alone, or [`cq_control::ARM_SOLICITED`] too).
+    /// What was written since arming was last looked at: [`cq_control::ARM_SOLICITED`] for solicited and failed ones,
+    /// [`cq_control::ARM_ANY`] for others.
     written: u32,
     /// The sequence that fired last.
     fired: Option<u32>,
@@ -304,14 +307,12 @@ impl Cq {
             timestamp: Le64::new(timestamp),
             ..*cqe
         };
+        let phase = u64::from(pass.wrapping_add(1) & 1);
         // SAFETY: the ring lies inside the registered memory at a multiple of 64 (checked at creation), so that a CQE is in one piece of
-        // 64 bytes, 64-aligned.
+        // 64 bytes, 64-aligned. The last word holds `reserved1`, which is 0, and above it the phase.
         unsafe {
-            access::write(at, cqe.as_bytes());
-            access::store32(
-                at.wrapping_add(CQE_PHASE as usize),
-                pass.wrapping_add(1) & 1,
-            );
+            access::write(at, &cqe.as_bytes()[..CQE_LAST_WORD]);
+            access::store64(at.wrapping_add(CQE_LAST_WORD), phase << 32);
         }
         self.producer = self.producer.wrapping_add(1);
     }
