@@ -23,7 +23,7 @@ done
 check_suite "$suite"
 [[ $include =~ ^[a-z0-9.+,:-]*$ ]] || die "--include ${include#,}: package names with commas between them"
 
-packages=rdma-core,perftest,ibverbs-utils,rdmacm-utils,iproute2,iputils-ping,kmod,procps,pciutils
+packages=rdma-core,perftest,ibverbs-utils,rdmacm-utils,iproute2,iputils-ping,kmod,mount,procps,pciutils
 packages+=$include
 
 # Parts of the kernel's module tree that a virtual machine can have a use for (extended regular expressions).
