@@ -6,7 +6,7 @@
 use super::transport::{Message, Requester, Standing, Wait, before};
 use super::{Env, completion, retry, sge};
 use crate::rdma::events::EventKind;
-use crate::rdma::fabric::frame::{FrameHeader, flag, kind};
+use crate::rdma::fabric::frame::{FrameHeader, MAX_PAYLOAD, flag, kind};
 use crate::rdma::fabric::{Fabric, SendError};
 use crate::rdma::objects::{Qp, QpState};
 use crate::rdma::wire::{SendWqeHeader, access, cqe_status, send_flag, send_opcode, vendor_err};
@@ -172,20 +172,20 @@ fn check(
     for position in 0..num_sge {
         let one = qp.sq.sge(index, position);
         length += u64::from(one.length.get());
-        let refused = if length > u64::from(env.max_msg_size) {
-            Some(length_error)
-        } else {
-            sge::check(env.memory, qp, &one, needed).err()
-        };
-        if let Some(error) = refused {
-            qp.transport.requester.sges.truncate(kept);
-            return Err(error);
-        }
         qp.transport.requester.sges.push_back(one);
     }
-    if is_atomic(wqe.opcode) && length != 8 {
+    let fault = if length > u64::from(env.max_msg_size) || is_atomic(wqe.opcode) && length != 8 {
+        Some(length_error)
+    } else if reads || length > u64::from(MAX_PAYLOAD) {
+        let mut sges = qp.transport.requester.sges.range(kept..);
+        sges.find_map(|one| sge::check(env.memory, qp, one, needed).err())
+    } else {
+        // One frame carries it: what is wrong shows before anything is sent.
+        None
+    };
+    if let Some(error) = fault {
         qp.transport.requester.sges.truncate(kept);
-        return Err(length_error);
+        return Err(error);
     }
     // Not above max_msg_size, which is a u32.
     Ok((num_sge, length as u32))

@@ -314,6 +314,61 @@ mod tests {
     }
 
     #[test]
+    fn qps_share_a_fabric_with_little_room_and_so_do_answers() {
+        let mut node = Node::new();
+        let mut queues: Vec<Queue> = (0..8).map(|_| node.connected()).collect();
+        for queue in &mut queues {
+            for wr_id in 0..200 {
+                let post = write(&node, wr_id, 60_000);
+                node.send(queue, post);
+            }
+        }
+        // One of them also answers a long READ.
+        let read = crate::rdma::fabric::frame::FrameHeader {
+            rkey: node.key,
+            addr: DATA,
+            msg_len: DATA_LEN as u32,
+            ..from_peer(&queues[0], kind::READ, RQ_PSN)
+        };
+        node.take_from(PEER, read, &[]);
+        for _ in 0..80 {
+            node.fabric.room = 6;
+            let (objects, fabric) = (&mut node.objects, &mut node.fabric);
+            node.engine.round(objects, fabric, node.now);
+        }
+        let of = |kind, qpn| {
+            let those = |s: &&Sent| (s.header.kind, s.header.src_qpn) == (kind, qpn);
+            node.fabric.sent.iter().filter(those).count()
+        };
+        assert_eq!(of(kind::READ_DATA, queues[0].qpn), 16);
+        for queue in &queues {
+            let frames = of(kind::WRITE, queue.qpn);
+            assert!((40..=80).contains(&frames), "{frames} frames of one of 8");
+        }
+    }
+
+    #[test]
+    fn numbers_and_indices_wrap() {
+        let mut node = Node::new();
+        let mut queue = node.connected();
+        node.run();
+        let requester = &mut node.qp_mut(&queue).transport.requester;
+        (requester.oldest, requester.acked, requester.sent) = (u32::MAX, u32::MAX, u32::MAX);
+        (requester.taken, requester.produced, requester.first_sge) = (u32::MAX, u32::MAX, u32::MAX);
+        node.set_index(&mut queue, u32::MAX);
+        for wr_id in 0..3 {
+            let post = write(&node, wr_id, 8);
+            node.send(&mut queue, post);
+        }
+        let numbers: Vec<u32> = node.sent_kinds().iter().map(|s| s.1).collect();
+        assert_eq!(numbers, [u32::MAX, 0, 1]);
+        node.take(ack(&queue, 0), &[]);
+        assert_eq!(node.done(&mut queue), [(0, 0)]);
+        node.take(ack(&queue, 2), &[]);
+        assert_eq!(node.done(&mut queue), [(1, 0), (2, 0)]);
+    }
+
+    #[test]
     fn of_many_idle_queues_most_go_cold_by_themselves() {
         let mut node = Node::new();
         let queues: Vec<Queue> = (0..40).map(|_| node.connected()).collect();

@@ -57,6 +57,8 @@ pub(super) struct Sent {
 pub(super) struct Script {
     pub up: bool,
     pub full: bool,
+    /// Frames with a payload that are taken until it is full.
+    pub room: usize,
     pub heard: Option<Instant>,
     pub route: Option<PeerId>,
     pub sent: VecDeque<Sent>,
@@ -74,8 +76,11 @@ impl Fabric for Script {
         if !self.up {
             return Err(SendError::Down);
         }
-        if self.full && header.length > 0 {
-            return Err(SendError::Full);
+        if header.length > 0 {
+            if !self.can_send(PEER) {
+                return Err(SendError::Full);
+            }
+            self.room -= 1;
         }
         let mut bytes = inline.to_vec();
         for segment in payload {
@@ -93,7 +98,7 @@ impl Fabric for Script {
         Ok(())
     }
     fn can_send(&self, _: PeerId) -> bool {
-        self.up && !self.full
+        self.up && !self.full && self.room > 0
     }
     fn is_up(&self, _: PeerId) -> bool {
         self.up
@@ -162,6 +167,7 @@ impl Node {
         Self::with_fabric(Script {
             up: true,
             full: false,
+            room: usize::MAX,
             heard: None,
             route: Some(PEER),
             sent: VecDeque::new(),
@@ -424,6 +430,12 @@ impl<F: Fabric> Node<F> {
         self.ram
             .write32(queue.base + qp_control::SQ_PRODUCER, value);
         self.kicks(queue) & 1 != 0
+    }
+
+    /// The process has posted `index` sends, as it were.
+    pub fn set_index(&mut self, queue: &mut Queue, index: u32) {
+        queue.sq_producer = index;
+        self.set_sq_producer(queue, index);
     }
 
     /// The doorbell flags as the process sees them.
