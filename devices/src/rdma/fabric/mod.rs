@@ -56,7 +56,7 @@ pub enum Placement {
 pub trait Sink {
     /// The header of a frame has come. `skip` bytes of its payload are already in memory; the sink pushes the segments for the bytes
     /// from there to the end of the frame onto `into` (empty when called). `skip` is not 0 when the fabric asks anew after
-    /// [`Fabric::forget_memory`]; then the earlier answer is void, and this one is told to [`Sink::frame`]. Called for every frame
+    /// [`Fabric::forget_memory`]; then the earlier answer, which was `Into`, is void, and this one is told to [`Sink::frame`]. Called for every frame
     /// of the types from SEND on, those without payload too, but not for ATOMIC and ATOMIC_DATA, whose payload comes as data.
     fn place(
         &mut self,

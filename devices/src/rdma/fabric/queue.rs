@@ -194,9 +194,9 @@ impl Mover {
         self.done
     }
 
-    /// Lets go of the targets; the sink is asked anew.
+    /// Lets go of the targets; the sink is asked anew. What is thrown away stays so: its first bytes are nowhere.
     pub(super) fn forget_memory(&mut self) {
-        self.placement = None;
+        self.placement = self.placement.filter(|it| *it == Placement::Discard);
         self.into.clear();
         self.from.clear();
     }
@@ -204,6 +204,7 @@ impl Mover {
     /// Forgets the frame under way.
     pub(super) fn reset(&mut self) {
         self.done = 0;
+        self.placement = None;
         self.forget_memory();
     }
 }

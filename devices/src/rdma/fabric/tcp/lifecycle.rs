@@ -12,16 +12,18 @@ use super::hello::Hello;
 use super::link::{Link, LinkEnd, Phase};
 use super::peers::hexadecimal;
 use super::receive::MAX_FRAME_PAYLOAD;
-use super::{LINK, TcpFabric, socket};
+use super::{LINK, LISTENER, TcpFabric, socket};
 use crate::rdma::fabric::frame::kind;
 use crate::rdma::fabric::{PeerId, Sink};
 
 /// Connections taken from the listener in one poll.
 const ACCEPTS_PER_POLL: usize = 16;
 /// Links at a time.
-const MAX_LINKS: usize = 1024;
+const MAX_LINKS: usize = 256;
 /// Links at a time that the other side made and that have not said HELLO.
 const MAX_STRANGERS: usize = 64;
+/// How long the listener rests after the host gave no connection.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(500);
 /// A link that was up for this long makes the next pause before dialling a short one again.
 const STABLE: Duration = Duration::from_secs(2);
 
@@ -86,12 +88,36 @@ impl TcpFabric {
                     }
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => (),
+                Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => (),
                 Err(error) => {
-                    // Out of descriptors, or a connection that is gone already.
-                    log::warn!("fabric: cannot accept: {error}");
+                    // Most likely out of descriptors. The listener stays readable meanwhile, which must not keep us awake.
+                    log::warn!("fabric: cannot accept: {error}; trying again in {ACCEPT_PAUSE:?}");
+                    self.listen(false);
+                    self.accept_again = Some(Instant::now() + ACCEPT_PAUSE);
+                    self.maintenance_due = true;
                     return;
                 }
             }
+        }
+    }
+
+    /// Watches the listener, or does not.
+    fn listen(&mut self, watched: bool) {
+        let Some(listener) = &self.listener else {
+            return;
+        };
+        let events = match watched {
+            true => EventSet::IN,
+            false => EventSet::empty(),
+        };
+        let set = self.epoll.ctl(
+            ControlOperation::Modify,
+            listener.as_raw_fd(),
+            EpollEvent::new(events, LISTENER),
+        );
+        if let Err(error) = set {
+            log::error!("fabric: listener cannot be watched: {error}");
         }
     }
 
@@ -289,6 +315,9 @@ impl TcpFabric {
             }
             self.ready.retain(|other| *other != slot);
             self.hot = self.hot.filter(|hot| *hot != slot);
+            if let Some(Link { blocked: true, .. }) = &self.links[slot] {
+                self.blocked -= 1;
+            }
             self.unsent.retain(|other| *other != slot);
             if let Some(Link {
                 stream,
@@ -374,6 +403,14 @@ impl TcpFabric {
             if let Dialling::Pause(until) = self.targets[index].state {
                 at(until);
             }
+        }
+        match self.accept_again {
+            Some(time) if time <= now => {
+                self.accept_again = None;
+                self.listen(true);
+            }
+            Some(time) => at(time),
+            None => (),
         }
         for slot in 0..self.links.len() {
             let Some(link) = &mut self.links[slot] else {

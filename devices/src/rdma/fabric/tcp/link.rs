@@ -69,6 +69,8 @@ pub(super) struct Link {
     pub(super) readable: bool,
     /// The socket took all it was given when last asked.
     pub(super) writable: bool,
+    /// It did not take all, and has not said that it takes more.
+    pub(super) blocked: bool,
     /// The peer has closed, or the socket failed: read on until it says so.
     pub(super) closing: bool,
     /// In the list of links to read from.
@@ -104,6 +106,7 @@ impl Link {
             gids_came: false,
             readable: false,
             writable: false,
+            blocked: false,
             closing: false,
             in_ready: false,
             in_unsent: false,

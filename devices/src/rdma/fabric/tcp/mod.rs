@@ -77,6 +77,8 @@ pub struct TcpFabric {
     events: [EpollEvent; EVENTS],
     polls_since_wait: u32,
     listener: Option<TcpListener>,
+    /// When to watch the listener again, if it rests.
+    accept_again: Option<Instant>,
     timer: TimerFd,
     /// The timer ran out, or what it waits for has changed.
     maintenance_due: bool,
@@ -92,6 +94,8 @@ pub struct TcpFabric {
     /// Links to write to, of the same kind.
     unsent: Vec<usize>,
     unsent_spare: Vec<usize>,
+    /// Links that wait for room in their socket: the epoll is asked in every poll then.
+    blocked: usize,
     /// Some link has an end.
     any_end: bool,
     targets: Vec<Target>,
@@ -150,6 +154,7 @@ impl TcpFabric {
             events: [EpollEvent::default(); EVENTS],
             polls_since_wait: POLLS_PER_WAIT,
             listener,
+            accept_again: None,
             timer,
             maintenance_due: false,
             links: Vec::new(),
@@ -160,6 +165,7 @@ impl TcpFabric {
             cold_polls: 0,
             unsent: Vec::new(),
             unsent_spare: Vec::new(),
+            blocked: 0,
             any_end: false,
             peers: Peers::default(),
             routes: Routes::default(),
@@ -197,9 +203,11 @@ impl TcpFabric {
     fn choose(&mut self) -> bool {
         self.polls_since_wait += 1;
         if !self.ready.is_empty() {
-            return self.polls_since_wait >= POLLS_PER_WAIT && self.wait();
+            let due = self.blocked > 0 || self.polls_since_wait >= POLLS_PER_WAIT;
+            return due && self.wait();
         }
-        if self.polls_since_wait < HOT_POLLS_PER_WAIT
+        if self.blocked == 0
+            && self.polls_since_wait < HOT_POLLS_PER_WAIT
             && let Some(slot) = self.hot
             && let Some(link) = &mut self.links[slot]
         {
@@ -250,6 +258,9 @@ impl TcpFabric {
         }
         if events.intersects(EventSet::OUT | EventSet::HANG_UP | EventSet::ERROR) {
             link.writable = true;
+            if std::mem::take(&mut link.blocked) {
+                self.blocked -= 1;
+            }
             if link.phase == Phase::Connecting {
                 self.connected(slot);
             } else if !link.transmit.is_empty() && !link.in_unsent {
@@ -415,7 +426,13 @@ impl TcpFabric {
         let peer = link.peer().and_then(|peer| self.peers.get(peer));
         let stats = peer.map(|peer| &*peer.stats);
         match link.transmit.write(&link.stream, &mut self.vectors, stats) {
-            Ok(all) => link.writable = all,
+            Ok(all) => {
+                link.writable = all;
+                if !all && !link.blocked {
+                    link.blocked = true;
+                    self.blocked += 1;
+                }
+            }
             Err(error) => self.end(slot, error.into()),
         }
     }

@@ -293,11 +293,9 @@ impl Receive {
     pub(super) fn forget_memory(&mut self) {
         self.into.clear();
         self.at = Cursor::default();
+        // What is thrown away stays so: its first bytes are nowhere.
         if let Some(current) = &mut self.current
-            && matches!(
-                current.destination,
-                Destination::Memory | Destination::Discard
-            )
+            && current.destination == Destination::Memory
         {
             current.destination = Destination::Unasked;
         }

@@ -676,8 +676,16 @@ fn a_payload_that_is_being_read_is_asked_for_anew() {
         node.fabric.forget_memory();
         node.sink.move_memory();
     }
-    // The last time, the device has no use for it any more.
+    // The last time, the device has no use for it any more, and is not asked again.
     node.sink.discard = true;
+    stream.write_all(&payload[at..at + 5000]).unwrap();
+    at += 5000;
+    let fed = 80 + 48 + at as u64;
+    run(&mut [&mut node], |nodes| {
+        nodes[0].counters().rx_bytes >= fed
+    });
+    node.fabric.forget_memory();
+    node.sink.discard = false;
     stream.write_all(&payload[at..]).unwrap();
     run(&mut [&mut node], |nodes| nodes[0].sink.frames() == 1);
     assert_eq!(node.sink.skips, [10_000, 30_000]);
@@ -689,7 +697,6 @@ fn a_payload_that_is_being_read_is_asked_for_anew() {
         })
     ));
     // The stream is still understood.
-    node.sink.discard = false;
     stream.write_all(&header.encode()).unwrap();
     stream.write_all(&payload).unwrap();
     run(&mut [&mut node], |nodes| nodes[0].sink.frames() == 2);
