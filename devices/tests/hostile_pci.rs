@@ -34,7 +34,7 @@ struct NoInterrupts(AtomicU32);
 impl MsiGroup for NoInterrupts {
     fn set(&self, _: u16, _: Option<MsiMessage>) -> io::Result<()> {
         // Sometimes the hypervisor has no room.
-        if self.0.fetch_add(1, Ordering::Relaxed) % 7 == 0 {
+        if self.0.fetch_add(1, Ordering::Relaxed).is_multiple_of(7) {
             Err(io::ErrorKind::OutOfMemory.into())
         } else {
             Ok(())
@@ -51,7 +51,7 @@ impl MsiController for Controller {
 struct Events(AtomicU32);
 impl IoEvents for Events {
     fn register(&self, _: u64, _: &EventFd) -> io::Result<()> {
-        if self.0.fetch_add(1, Ordering::Relaxed) % 5 == 0 {
+        if self.0.fetch_add(1, Ordering::Relaxed).is_multiple_of(5) {
             Err(io::ErrorKind::StorageFull.into())
         } else {
             Ok(())
@@ -100,7 +100,7 @@ impl Random {
             3 => (1u64 << (n >> 8 & 63)).wrapping_sub(1),
             4 => n >> 8 & 0xff,
             5 => n >> 8 & 0xffff,
-            6 => (n >> 8) % MEMORY & !0xf,
+            6 => ((n >> 8) % MEMORY) & !0xf,
             _ => n.rotate_left(13),
         }
     }
