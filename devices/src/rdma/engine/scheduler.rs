@@ -58,12 +58,15 @@ impl Engine {
     /// Sends what QPs owe.
     fn answer(&mut self, objects: &mut Objects, fabric: &mut dyn Fabric, now: Instant) -> bool {
         let mut worked = false;
-        while let Some((peer, frame)) = self.lists.strays.front() {
-            if fabric.send(*peer, frame, &[], &[]) == Err(SendError::Full) {
+        for _ in 0..self.lists.strays.len() {
+            let Some((peer, frame)) = self.lists.strays.pop_front() else {
                 break;
+            };
+            if fabric.send(peer, &frame, &[], &[]) == Err(SendError::Full) {
+                self.lists.strays.push_back((peer, frame));
+            } else {
+                worked = true;
             }
-            self.lists.strays.pop_front();
-            worked = true;
         }
         begin_elsewhere(&mut self.lists.owing);
         for _ in 0..self.lists.owing.len() {

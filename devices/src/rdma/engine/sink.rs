@@ -5,7 +5,7 @@
 use std::time::Instant;
 
 use super::{Engine, answers, completer, responder, retry};
-use crate::rdma::fabric::frame::{FrameHeader, flag, kind, nak};
+use crate::rdma::fabric::frame::{FrameHeader, kind, nak};
 use crate::rdma::fabric::{PeerId, Placement, Sink};
 use crate::rdma::memory::Segment;
 use crate::rdma::objects::{Objects, Qp, QpKind, QpState};
@@ -48,7 +48,7 @@ fn takes(qp: &Qp, peer: PeerId, header: &FrameHeader, class: Class) -> bool {
 }
 
 impl Receiver<'_> {
-    /// Whether the frame is for one of our QPs. A request that is not is answered, once it is whole.
+    /// Whether the frame is for one of our QPs. A request that is not is answered.
     fn admit(&mut self, peer: PeerId, header: &FrameHeader) -> Option<Class> {
         let class = class(header.kind)?;
         let qp = self.objects.qps.get(header.dst_qpn);
@@ -56,7 +56,7 @@ impl Receiver<'_> {
             return Some(class);
         }
         self.objects.stats.device.rx_discarded.add(1);
-        if class == Class::Request && header.flags & flag::LAST != 0 {
+        if class == Class::Request {
             let refusal = FrameHeader {
                 kind: kind::NAK,
                 dst_qpn: header.src_qpn,
