@@ -98,6 +98,10 @@ pub(super) fn watch(qp: &mut Qp, env: &mut Env<'_>) {
     env.arm(qp, at);
 }
 
+/// A peer whose link is up may be silent this many times as long as one that is gone: its monitor may only be waiting for a processor.
+/// InfiniBand allows a timer to run for one to four times what was asked for (9.7.6.1.3).
+const PATIENCE_WHILE_UP: u32 = 4;
+
 /// How long silence may last.
 fn patience(qp: &Qp) -> Option<Duration> {
     timer::ack_timeout(qp.attrs.timeout).map(|t| t * (u32::from(qp.attrs.retry_cnt & 7) + 1))
@@ -125,14 +129,17 @@ pub(super) fn timeout(qp: &mut Qp, env: &mut Env<'_>, fabric: &dyn Fabric) {
         return;
     }
     let peer = qp.transport.peer;
-    let alive = match requester.wait {
-        Wait::NoQp { since: silent, .. } => silent.max(since),
-        _ => match peer.and_then(|peer| fabric.last_heard(peer)) {
-            Some(heard) => since.max(heard),
-            None => since,
-        },
+    let (alive, times) = match requester.wait {
+        Wait::NoQp { since: silent, .. } => (silent.max(since), 1),
+        _ => {
+            let heard = peer.and_then(|peer| fabric.last_heard(peer));
+            let up = peer.is_some_and(|peer| fabric.is_up(peer));
+            let times = if up { PATIENCE_WHILE_UP } else { 1 };
+            (heard.map_or(since, |heard| since.max(heard)), times)
+        }
     };
-    if let Some(patience) = patience(qp)
+    let patience = patience(qp).map(|patience| patience * times);
+    if let Some(patience) = patience
         && env.now.saturating_duration_since(alive) >= patience
     {
         env.stats.device.timeouts.add(1);
@@ -157,7 +164,7 @@ pub(super) fn timeout(qp: &mut Qp, env: &mut Env<'_>, fabric: &dyn Fabric) {
     }
     watch(qp, env);
     // No later than the end of patience.
-    if let Some(patience) = patience(qp) {
+    if let Some(patience) = patience {
         env.arm(qp, alive + patience);
     }
 }
@@ -184,11 +191,11 @@ pub(super) fn ask(qp: &mut Qp, fabric: &mut dyn Fabric) {
     let Some(peer) = qp.transport.peer else {
         return;
     };
-    if !fabric.is_up(peer) || !fabric.can_send(peer) {
+    if !fabric.is_up(peer) {
         return;
     }
     requester.ask = false;
-    if requester.position == 0 && requester.wait == Wait::None {
+    if requester.position == 0 && requester.offset == 0 && requester.wait == Wait::None {
         // Nothing is under way; what is sent next asks.
         return;
     }
@@ -200,7 +207,7 @@ pub(super) fn ask(qp: &mut Qp, fabric: &mut dyn Fabric) {
         seq: requester.oldest.wrapping_sub(1),
         ..FrameHeader::default()
     };
-    // Not taken: the timer asks again.
+    // It needs no room, so that a long message does not keep it back. Not taken: the timer asks again.
     let _ = fabric.send(peer, &header, &[], &[]);
 }
 
@@ -303,6 +310,7 @@ mod tests {
     fn silence_is_counted_from_the_last_sign_of_life() {
         let (mut node, mut queue) = sending(1);
         let patience = patience(node.qp(&queue)).unwrap();
+        let patience = patience * PATIENCE_WHILE_UP;
         for _ in 0..20 {
             node.pass(patience / 2);
             node.fabric.heard = Some(node.now);
@@ -460,6 +468,29 @@ mod tests {
         assert!(numbers(&mut node).is_empty());
         node.pass(MS);
         assert_eq!(numbers(&mut node), [SQ_PSN, SQ_PSN + 1]);
+    }
+
+    #[test]
+    fn the_peer_is_asked_in_the_middle_of_a_long_message_too() {
+        let mut node = Node::new();
+        let mut queue = node.connected();
+        let post = write(&node, 1, 900_000);
+        node.send(&mut queue, post);
+        node.fabric.room = 3;
+        assert_eq!(node.sent().len(), 3);
+        for _ in 0..100 {
+            node.pass(200 * MS);
+            let asked = node.sent();
+            assert!(asked.iter().all(|s| s.header.seq == SQ_PSN - 1));
+            assert!(!asked.is_empty());
+            node.take(ack(&queue, SQ_PSN), &[]);
+        }
+        assert_eq!(node.done(&mut queue), []);
+        node.fabric.room = usize::MAX;
+        let rest = node.sent();
+        assert_eq!(rest[0].header.offset, 3 * 65_536);
+        node.take(ack(&queue, SQ_PSN + 1), &[]);
+        assert_eq!(node.done(&mut queue), [(1, 0)]);
     }
 
     #[test]
