@@ -11,7 +11,8 @@ pub struct Limits {
     pub mrs: u32,
     /// Bytes of a memory region.
     pub mr_size: u64,
-    /// List entries of all memory regions together: bounds the host memory that registrations take, 16 bytes each at most.
+    /// List entries (pages or extents) of all memory regions and queues together: bounds the host memory that registrations take, 16
+    /// bytes for each, and twice that while a list comes in.
     pub mr_entries: u64,
     /// Completion queues.
     pub cqs: u32,
@@ -48,7 +49,7 @@ impl Default for Limits {
             pds: 16_384,
             mrs: 65_536,
             mr_size: 1 << 40,
-            mr_entries: 1 << 26,
+            mr_entries: 1 << 24,
             cqs: 16_384,
             cqe: 131_072,
             qps: 16_384,

@@ -3,7 +3,7 @@
 use zerocopy::IntoBytes;
 
 use super::{Control, Outcome, handle, with_list};
-use crate::rdma::memory::{RegionRequest, regions::RegionEntry};
+use crate::rdma::memory::{RegionEntry, RegionRequest};
 use crate::rdma::wire::{
     ExtentEntry, KeysReply, Le32, Le64, MrAppendBody, RegMrBody, Status, mr_flag,
 };

@@ -693,6 +693,35 @@ fn the_end_of_a_context_ends_all_that_it_owned() {
 }
 
 #[test]
+fn queues_and_regions_share_what_may_be_registered() {
+    let limits = Limits {
+        mr_entries: 4,
+        ..small()
+    };
+    let mut rig = Rig::with(limits, DeviceConfig::FEATURES);
+    let (pd, cq) = (rig.pd(0), rig.cq(0));
+    let qp = rig.qp(0, pd, cq);
+    let region = mr_body(pd, &[0x8000], |_| ());
+    let another_cq = cq_body(|_| ());
+    let another_qp = qp_body(pd, cq, |_| ());
+    for (opcode, body) in [
+        (opcode::REG_MR, &region),
+        (opcode::CREATE_CQ, &another_cq),
+        (opcode::CREATE_QP, &another_qp),
+    ] {
+        assert_eq!(rig.ask(0, opcode, body), Err(NO_RESOURCE));
+    }
+    rig.on(0, opcode::DESTROY_QP, qp).unwrap();
+    rig.mr(0, pd);
+    assert_eq!(rig.ask(0, opcode::CREATE_QP, &another_qp), Err(NO_RESOURCE));
+    rig.on(0, opcode::DESTROY_CQ, cq).unwrap();
+    for _ in 0..3 {
+        rig.cq(0);
+    }
+    assert_eq!(rig.ask(0, opcode::CREATE_CQ, &another_cq), Err(NO_RESOURCE));
+}
+
+#[test]
 fn gid_slots_are_filled_once() {
     let mut rig = Rig::new();
     assert_eq!(rig.add_gid(4), Err(INVALID));

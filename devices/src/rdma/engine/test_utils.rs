@@ -13,8 +13,7 @@ use crate::rdma::events::{AsyncEvent, EventKind, EventSink};
 use crate::rdma::fabric::frame::{FrameHeader, flag, kind};
 use crate::rdma::fabric::{Fabric, Gid, PeerId, Placement, SendError, Sink};
 use crate::rdma::limits::Limits;
-use crate::rdma::memory::regions::RegionEntry;
-use crate::rdma::memory::{DmaSpace, RegionRequest, RingBuffer, RingMemory, Segment};
+use crate::rdma::memory::{DmaSpace, RegionEntry, RegionRequest, RingBuffer, RingMemory, Segment};
 use crate::rdma::objects::cq::CqRequest;
 use crate::rdma::objects::{
     Objects, Qp, QpAttributes, QpCaps, QpKind, QpRequest, QpState, RingPlace,

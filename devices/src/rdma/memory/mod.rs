@@ -4,15 +4,18 @@
 //! | --- | --- |
 //! | [`access`] | the few ways in which host code reads and writes guest memory |
 //! | [`dma`] | DMA addresses of the guest's platform to host addresses |
+//! | `layout` | how the bytes of a region are found |
 //! | [`regions`] | memory regions: keys, bounds, permissions; the one lookup of the data path |
 //! | [`ring`] | the memory of queues, which is registered with them |
 
 pub mod access;
 pub mod dma;
+mod layout;
 pub mod regions;
 pub mod ring;
 
 pub use dma::{DmaSpace, IdentityDma};
+pub use layout::RegionEntry;
 pub use regions::{Memory, Refusal, RegionRequest};
 pub use ring::{RingBuffer, RingMemory};
 

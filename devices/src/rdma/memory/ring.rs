@@ -3,9 +3,8 @@
 use super::{DmaSpace, Segment};
 use crate::rdma::wire::Status;
 
-/// Ring memory is looked up in pieces of this size; no queue element crosses one.
+/// Buffers begin and end at multiples of this; no queue element crosses one.
 const CHUNK: u64 = 4096;
-const CHUNK_SHIFT: u32 = CHUNK.trailing_zeros();
 
 /// How a command describes a ring buffer (section 4.6).
 #[derive(Clone, Copy, Debug)]
@@ -22,9 +21,13 @@ pub struct RingBuffer {
 #[derive(Debug)]
 pub struct RingMemory {
     length: u64,
-    /// One address for each chunk, or one for the whole buffer where it is contiguous.
-    chunks: Box<[*mut u8]>,
+    /// Host address of each page, or of the first alone where all follow one another.
+    bases: Box<[*mut u8]>,
+    page_shift: u32,
+    /// Of the buffer in its first page.
+    offset: u64,
     contiguous: bool,
+    pages: u32,
 }
 
 // SAFETY: the addresses name guest RAM, which any thread may access by the functions of `access`; the device that owns them is itself
@@ -59,41 +62,53 @@ impl RingMemory {
         if end.div_ceil(page) != pages.len() as u64 {
             return Err(Status::Invalid);
         }
-        // The number of pages is bounded by the command's size, but pages are large: a buffer is no larger than the largest queue needs.
-        if length > MAX_RING_BYTES {
-            return Err(Status::Invalid);
-        }
-        let mut chunks = Vec::with_capacity((length / CHUNK) as usize);
+        let mut bases = Vec::with_capacity(pages.len());
         let mut found: Vec<Segment> = Vec::with_capacity(2);
-        for at in (offset..end).step_by(CHUNK as usize) {
-            let base = pages[(at >> page_shift) as usize];
-            if base & (page - 1) != 0 {
+        let mut contiguous = true;
+        let mut expected = std::ptr::null_mut();
+        for (n, &address) in pages.iter().enumerate() {
+            let start = (n as u64) << page_shift;
+            // The part of the page that is used.
+            let first = offset.saturating_sub(start);
+            let used = (end - start).min(page) - first;
+            if address & (page - 1) != 0 {
                 return Err(Status::BadAddress);
             }
             found.clear();
-            if !dma.translate(base + (at & (page - 1)), CHUNK, &mut found) {
+            // No overflow: the address is a multiple of the page size, and `first` is less than that.
+            if !dma.translate(address + first, used, &mut found) {
                 return Err(Status::BadAddress);
             }
-            match found[..] {
+            let base = match found[..] {
                 [Segment { base, len }]
-                    if len as u64 == CHUNK && (base.addr() as u64).is_multiple_of(CHUNK) =>
+                    if len as u64 == used && (base.addr() as u64).is_multiple_of(CHUNK) =>
                 {
-                    chunks.push(base);
+                    base
                 }
                 _ => return Err(Status::BadAddress),
-            }
+            };
+            contiguous &= n == 0 || base == expected;
+            expected = base.wrapping_add(used as usize);
+            // Of the page's first byte; it is only ever used with an offset that was checked.
+            bases.push(base.wrapping_sub(first as usize));
         }
-        let contiguous = chunks
-            .windows(2)
-            .all(|pair| pair[0].wrapping_add(CHUNK as usize) == pair[1]);
         if contiguous {
-            chunks.truncate(1);
+            bases.truncate(1);
         }
         Ok(RingMemory {
             length,
-            chunks: chunks.into_boxed_slice(),
+            bases: bases.into_boxed_slice(),
+            page_shift,
+            offset,
             contiguous,
+            // As many as a command had.
+            pages: pages.len() as u32,
         })
+    }
+
+    /// List entries that the buffer was registered with.
+    pub(crate) fn entries(&self) -> u64 {
+        self.pages.into()
     }
 
     /// Bytes of the buffer.
@@ -115,17 +130,15 @@ impl RingMemory {
             offset < self.length,
             "an offset was not checked at creation"
         );
+        let at = self.offset + offset;
         if self.contiguous {
-            self.chunks[0].wrapping_add(offset as usize)
+            self.bases[0].wrapping_add(at as usize)
         } else {
-            self.chunks[(offset >> CHUNK_SHIFT) as usize]
-                .wrapping_add((offset & (CHUNK - 1)) as usize)
+            let within = at & ((1 << self.page_shift) - 1);
+            self.bases[(at >> self.page_shift) as usize].wrapping_add(within as usize)
         }
     }
 }
-
-/// Upper bound of a ring buffer, far above what limits allow: it keeps the chunk table of a hostile command small.
-const MAX_RING_BYTES: u64 = 1 << 28;
 
 #[cfg(test)]
 mod tests {
@@ -161,6 +174,24 @@ mod tests {
     }
 
     #[test]
+    fn large_pages_that_do_not_follow_one_another_are_used_from_the_offset_on() {
+        let ram = FakeRam::new(0x10000);
+        let pages = [0x8000, 0, 0xc000];
+        let ring = RingMemory::map(&ram, buffer(0x9000, 14, 0x2000), &pages).unwrap();
+        for (offset, guest) in [
+            (0, 0xa000),
+            (0x1fff, 0xbfff),
+            (0x2000, 0),
+            (0x5fff, 0x3fff),
+            (0x6000, 0xc000),
+            (0x8fff, 0xefff),
+        ] {
+            assert_eq!(ring.at(offset), ram.host(guest), "{offset:#x}");
+        }
+        assert_eq!(ring.entries(), 3);
+    }
+
+    #[test]
     fn sizes_that_do_not_agree_are_invalid() {
         let ram = FakeRam::new(0x8000);
         for (b, pages) in [
@@ -174,7 +205,6 @@ mod tests {
             (buffer(0x2000, 12, 0), &[0]),
             (buffer(0x1000, 12, 0), &[0, 0x1000]),
             (buffer(u64::MAX - 0xfff, 30, 0x1000), &[0]),
-            (buffer(1 << 30, 30, 0), &[0]),
         ] {
             assert_eq!(
                 RingMemory::map(&ram, b, pages).err(),

@@ -139,10 +139,10 @@ impl Cqs {
         }
     }
 
-    /// Removes a CQ and all that waits for it.
-    pub(crate) fn destroy(&mut self, cqn: u32, events: &mut Events) {
+    /// Removes a CQ and all that waits for it. Returns the list entries that its memory was registered with.
+    pub(crate) fn destroy(&mut self, cqn: u32, events: &mut Events) -> u64 {
         let Some(mut cq) = self.table.remove(cqn) else {
-            return;
+            return 0;
         };
         events.forget(&mut cq.raised, cqn);
         if cq.written != WRITTEN_NONE {
@@ -154,6 +154,7 @@ impl Cqs {
         if cq.error {
             self.failed.retain(|n| *n != cqn);
         }
+        cq.memory.entries()
     }
 
     /// CQs of a context.

@@ -139,7 +139,13 @@ impl Objects {
 
     /// Makes a completion queue.
     pub(crate) fn create_cq(&mut self, request: CqRequest) -> Result<u32, Status> {
-        self.cqs.create(request).ok_or(Status::NoResource)
+        let entries = request.memory.entries();
+        self.memory.charge(entries)?;
+        let cqn = self.cqs.create(request);
+        if cqn.is_none() {
+            self.memory.refund(entries);
+        }
+        cqn.ok_or(Status::NoResource)
     }
 
     /// Whether a context may refer to a completion queue.
@@ -153,8 +159,13 @@ impl Objects {
         if self.cqs.users(cqn) > 0 {
             return Err(Status::Busy);
         }
-        self.cqs.destroy(cqn, &mut self.events);
+        self.remove_cq(cqn);
         Ok(())
+    }
+
+    fn remove_cq(&mut self, cqn: u32) {
+        let entries = self.cqs.destroy(cqn, &mut self.events);
+        self.memory.refund(entries);
     }
 
     /// Makes a queue pair in RESET.
@@ -163,36 +174,38 @@ impl Objects {
         self.check_cq(request.context, request.send_cq)?;
         self.check_cq(request.context, request.recv_cq)?;
         let memory = Arc::new(request.memory);
+        let entries = memory.entries();
+        self.memory.charge(entries)?;
         let stats = &self.stats;
-        let qpn = self
-            .qps
-            .table
-            .insert_with(|qpn| {
-                Box::new(Qp {
-                    qpn,
-                    context: request.context,
-                    pd: request.pd,
-                    kind: request.kind,
-                    state: QpState::Reset,
-                    attrs: QpAttributes::default(),
-                    caps: request.caps,
-                    sq_sig_all: request.sq_sig_all,
-                    send_cq: request.send_cq,
-                    recv_cq: request.recv_cq,
-                    sq: SendQueue::new(memory.clone(), request.sq, request.control),
-                    rq: ReceiveQueue::new(
-                        memory.clone(),
-                        request.rq,
-                        request.control,
-                        request.caps.max_recv_sge,
-                    ),
-                    kick: Kick::new(memory, request.control),
-                    stats: stats.add_qp(qpn),
-                    transport: Default::default(),
-                    raised: Default::default(),
-                })
+        let qpn = self.qps.table.insert_with(|qpn| {
+            Box::new(Qp {
+                qpn,
+                context: request.context,
+                pd: request.pd,
+                kind: request.kind,
+                state: QpState::Reset,
+                attrs: QpAttributes::default(),
+                caps: request.caps,
+                sq_sig_all: request.sq_sig_all,
+                send_cq: request.send_cq,
+                recv_cq: request.recv_cq,
+                sq: SendQueue::new(memory.clone(), request.sq, request.control),
+                rq: ReceiveQueue::new(
+                    memory.clone(),
+                    request.rq,
+                    request.control,
+                    request.caps.max_recv_sge,
+                ),
+                kick: Kick::new(memory, request.control),
+                stats: stats.add_qp(qpn),
+                transport: Default::default(),
+                raised: Default::default(),
             })
-            .ok_or(Status::NoResource)?;
+        });
+        let Some(qpn) = qpn else {
+            self.memory.refund(entries);
+            return Err(Status::NoResource);
+        };
         self.hold_pd(request.pd);
         self.cqs.hold(request.send_cq);
         self.cqs.hold(request.recv_cq);
@@ -230,6 +243,7 @@ impl Objects {
             return;
         };
         self.events.forget(&mut qp.raised, qpn);
+        self.memory.refund(qp.kick.entries());
         self.release_pd(qp.pd);
         self.cqs.release(qp.send_cq);
         self.cqs.release(qp.recv_cq);
@@ -240,7 +254,7 @@ impl Objects {
     /// Takes out all that a context owns but its QPs, which are gone already, and the context. Returns its doorbell page.
     pub(crate) fn remove_context(&mut self, context: u32) -> Option<u32> {
         for cqn in self.cqs.owned_by(context) {
-            self.cqs.destroy(cqn, &mut self.events);
+            self.remove_cq(cqn);
         }
         for key in self.memory.owned_by(context) {
             // Cannot fail: the key is the context's own.

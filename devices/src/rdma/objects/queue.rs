@@ -256,6 +256,11 @@ impl Kick {
         self.store(self.bits & !bits);
     }
 
+    /// List entries that the QP's memory was registered with.
+    pub(super) fn entries(&self) -> u64 {
+        self.memory.entries()
+    }
+
     /// The bits that are set.
     pub fn bits(&self) -> u32 {
         self.bits

@@ -6,9 +6,11 @@
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 mod command;
+mod numbers;
 mod ring;
 
 pub use command::*;
+pub use numbers::*;
 pub use ring::*;
 pub use zerocopy::little_endian::{U16 as Le16, U32 as Le32, U64 as Le64};
 
