@@ -101,6 +101,11 @@ err=$!
 cpus=$(nproc)
 [ "$cpus" -ge 2 ] || cpus=2
 [ "$cpus" -le 8 ] || cpus=8
+# The emulated TSC runs at the rate of this machine's. Told, it need not be measured, which goes wrong on a busy machine: then
+# the lab's clock runs fast and every time limit in it comes early.
+tsc_khz=$({ dmesg 2>/dev/null | sed -n 's/.*tsc: .* \([0-9]*\)\.\([0-9]\{3\}\) MHz.*/\1\2/p'
+    grep -q '^flags.* hypervisor' /proc/cpuinfo && sed -n 's/^cpu MHz.*: \([0-9]*\)\.\([0-9]\{3\}\)$/\1\2/p' /proc/cpuinfo
+} | head -n 1 || true)
 share() {
     printf '%s' "local,id=$1,path=$2,security_model=none,multidevs=remap${3:-}"
 }
@@ -108,7 +113,7 @@ share() {
 setpriv --pdeathsig KILL qemu-system-x86_64 -nodefaults -no-user-config -display none -no-reboot \
     -M q35,hpet=off,smm=off -accel tcg,thread=multi,tb-size=1024 -cpu max -smp "${LAB_CPUS:-$cpus}" -m "${LAB_MEMORY:-6144}" \
     -kernel "$lab/vmlinuz" -initrd "$lab/initrd" \
-    -append "console=ttyS0 quiet loglevel=4 panic=-1 mitigations=off nokaslr audit=0 tsc=reliable random.trust_cpu=on" \
+    -append "console=ttyS0 quiet loglevel=4 panic=-1 mitigations=off nokaslr audit=0 tsc=reliable ${tsc_khz:+tsc_early_khz=$tsc_khz }random.trust_cpu=on" \
     -chardev file,id=console,path="$control/console" -serial chardev:console \
     -fsdev "$(share root / ,readonly=on)" -device virtio-9p-pci,fsdev=root,mount_tag=root \
     -fsdev "$(share control "$control")" -device virtio-9p-pci,fsdev=control,mount_tag=control \
