@@ -152,10 +152,11 @@ impl Env<'_> {
         qp.raise(kind, self.events);
     }
 
-    /// Puts the QP on the list of those whose queues are looked at; it wants no doorbells meanwhile.
+    /// Puts the QP on the list of those whose queues are looked at, if its state is one in which they are; it wants no doorbells meanwhile.
     fn heat(&mut self, qp: &mut Qp) {
         qp.transport.empty_looks = 0;
-        if !qp.transport.hot {
+        let sends = matches!(qp.state, QpState::Rts | QpState::Sqd | QpState::Err);
+        if sends && !qp.transport.hot {
             qp.transport.hot = true;
             qp.kick.clear(kick::SQ | kick::RQ);
             self.lists.hot.push_back(qp.qpn);
