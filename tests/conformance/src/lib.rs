@@ -8,6 +8,7 @@
 pub mod doorbell;
 pub mod events;
 pub mod host;
+pub mod hostile;
 pub mod layout;
 pub mod memory;
 pub mod node;

@@ -1,0 +1,647 @@
+//! A peer that sends anything: frames in any order, of any content, in parts, with links that come and go between them.
+
+use std::collections::VecDeque;
+use std::os::fd::RawFd;
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+use devices::rdma::fabric::frame::{FrameHeader, MAX_PAYLOAD, flag, kind};
+use devices::rdma::fabric::loopback::LoopbackFabric;
+use devices::rdma::fabric::{Fabric, Gid, PeerId, Placement, SendError, Sink};
+use devices::rdma::memory::Segment;
+
+use super::Source;
+use super::victim::{Victim, canaries};
+use crate::layout::{QpAttributes, access, mask, send, state, wqe_flag};
+use crate::memory::CANARY;
+use crate::node::{Context, Mr, Node, QpOptions};
+use crate::rings::{Cq, Qp, SendWr};
+use crate::side::Connection;
+use crate::world::{Kind, Options, World, node};
+
+/// The peers of the script.
+const PEERS: [PeerId; 2] = [PeerId(1), PeerId(2)];
+/// The GID that leads to the first of them.
+const PEER_GID: Gid = [0xfd, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0x99];
+
+/// What comes from outside.
+enum Incoming {
+    Frame {
+        peer: PeerId,
+        header: FrameHeader,
+        payload: Vec<u8>,
+        parts: usize,
+    },
+    Up(PeerId),
+    Down(PeerId),
+    Routes,
+}
+
+#[derive(Default)]
+struct Script {
+    incoming: VecDeque<Incoming>,
+    /// What the device sent, for the attacker to answer.
+    sent: Vec<(PeerId, FrameHeader)>,
+    full: bool,
+    down: bool,
+}
+
+/// A frame of which a part has come.
+struct Current {
+    placement: Option<Placement>,
+    into: Vec<Segment>,
+    /// Bytes that had come when the sink was last asked, and bytes that have come.
+    asked: usize,
+    done: usize,
+}
+
+/// A fabric that delivers what a script says, and loopback beside it.
+struct Scripted {
+    script: Arc<Mutex<Script>>,
+    local: LoopbackFabric,
+    current: Option<Current>,
+}
+
+/// Writes into segments, from `skip` bytes on.
+fn put(into: &[Segment], mut skip: usize, mut bytes: &[u8]) {
+    for segment in into {
+        if skip >= segment.len {
+            skip -= segment.len;
+            continue;
+        }
+        let n = bytes.len().min(segment.len - skip);
+        // SAFETY: the device has resolved the segment from a live registration, and is told before that ends (forget_memory).
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), segment.base.add(skip), n) };
+        bytes = &bytes[n..];
+        skip = 0;
+    }
+    assert!(
+        bytes.is_empty(),
+        "the device placed fewer bytes than the frame has"
+    );
+}
+
+impl Fabric for Scripted {
+    fn send(
+        &mut self,
+        peer: PeerId,
+        header: &FrameHeader,
+        inline: &[u8],
+        payload: &[Segment],
+    ) -> Result<(), SendError> {
+        if peer == PeerId::LOCAL {
+            return self.local.send(peer, header, inline, payload);
+        }
+        let mut script = self.script.lock().expect("the script");
+        if script.down {
+            return Err(SendError::Down);
+        }
+        let total = inline.len() + payload.iter().map(|segment| segment.len).sum::<usize>();
+        assert_eq!(total, header.length as usize, "the parts of a frame add up");
+        assert!(
+            header.length <= MAX_PAYLOAD,
+            "a frame larger than the peer takes"
+        );
+        if script.full && total > 0 {
+            return Err(SendError::Full);
+        }
+        // What goes out is registered memory, so no run of canaries is in it.
+        let mut bytes = inline.to_vec();
+        for segment in payload {
+            let at = bytes.len();
+            bytes.resize(at + segment.len, 0);
+            // SAFETY: the device has resolved the segment from a live registration and is in this very call.
+            unsafe {
+                std::ptr::copy_nonoverlapping(segment.base, bytes[at..].as_mut_ptr(), segment.len)
+            };
+        }
+        let leaked = bytes
+            .windows(16)
+            .any(|window| window.iter().all(|byte| *byte == CANARY));
+        assert!(
+            !leaked,
+            "memory that nobody registered was sent: {header:?}"
+        );
+        if script.sent.len() < 256 {
+            script.sent.push((peer, *header));
+        }
+        Ok(())
+    }
+
+    fn can_send(&self, peer: PeerId) -> bool {
+        if peer == PeerId::LOCAL {
+            return self.local.can_send(peer);
+        }
+        let script = self.script.lock().expect("the script");
+        !script.full && !script.down
+    }
+
+    fn is_up(&self, peer: PeerId) -> bool {
+        peer == PeerId::LOCAL
+            || (PEERS.contains(&peer) && !self.script.lock().expect("the script").down)
+    }
+
+    fn last_heard(&self, _peer: PeerId) -> Option<Instant> {
+        Some(Instant::now())
+    }
+
+    fn flush(&mut self) {
+        self.local.flush();
+    }
+
+    fn poll(&mut self, sink: &mut dyn Sink) -> bool {
+        let mut worked = self.local.poll(sink);
+        for _ in 0..64 {
+            let mut script = self.script.lock().expect("the script");
+            let Some(next) = script.incoming.pop_front() else {
+                break;
+            };
+            worked = true;
+            match next {
+                Incoming::Up(peer) => {
+                    script.down = false;
+                    drop(script);
+                    sink.peer_up(peer);
+                }
+                Incoming::Down(peer) => {
+                    script.down = true;
+                    drop(script);
+                    self.current = None;
+                    sink.peer_down(peer);
+                }
+                Incoming::Routes => {
+                    drop(script);
+                    sink.routes_changed();
+                }
+                Incoming::Frame {
+                    peer,
+                    header,
+                    payload,
+                    parts,
+                } => {
+                    drop(script);
+                    if matches!(header.kind, kind::ATOMIC | kind::ATOMIC_DATA) {
+                        sink.frame(peer, &header, Placement::Into, &payload);
+                        continue;
+                    }
+                    let current = self.current.get_or_insert_with(|| Current {
+                        placement: None,
+                        into: Vec::new(),
+                        asked: 0,
+                        done: 0,
+                    });
+                    let placement = *current.placement.get_or_insert_with(|| {
+                        current.into.clear();
+                        current.asked = current.done;
+                        sink.place(peer, &header, current.done as u32, &mut current.into)
+                    });
+                    if placement == Placement::Into {
+                        let room: usize = current.into.iter().map(|segment| segment.len).sum();
+                        assert_eq!(
+                            room,
+                            payload.len() - current.asked,
+                            "segments hold exactly the bytes asked for"
+                        );
+                    }
+                    let left = payload.len() - current.done;
+                    let now = if parts > 1 { left / parts } else { left };
+                    if placement == Placement::Into {
+                        put(
+                            &current.into,
+                            current.done - current.asked,
+                            &payload[current.done..current.done + now],
+                        );
+                    }
+                    current.done += now;
+                    if current.done == payload.len() {
+                        self.current = None;
+                        sink.frame(peer, &header, placement, &[]);
+                    } else {
+                        let rest = Incoming::Frame {
+                            peer,
+                            header,
+                            payload,
+                            parts: parts - 1,
+                        };
+                        self.script
+                            .lock()
+                            .expect("the script")
+                            .incoming
+                            .push_front(rest);
+                        break;
+                    }
+                }
+            }
+        }
+        worked
+    }
+
+    fn forget_memory(&mut self) {
+        self.local.forget_memory();
+        if let Some(current) = &mut self.current {
+            current.placement = None;
+            current.into.clear();
+        }
+    }
+
+    fn announce(&mut self, gids: &[Gid]) {
+        self.local.announce(gids);
+    }
+
+    fn route(&self, gid: &Gid) -> Option<PeerId> {
+        if *gid == PEER_GID {
+            Some(PEERS[0])
+        } else {
+            self.local.route(gid)
+        }
+    }
+
+    fn wait_fd(&self) -> RawFd {
+        self.local.wait_fd()
+    }
+}
+
+/// A guest whose QPs are connected to a peer that is the script's.
+pub struct Target {
+    /// The device's world.
+    pub world: World,
+    /// Others on the same device.
+    pub victim: Victim,
+    script: Arc<Mutex<Script>>,
+    context: Context,
+    pd: u32,
+    cq: Cq,
+    qps: Vec<Qp>,
+    /// Message number that each QP is believed to expect next, and the last that it sent.
+    expected: Vec<u32>,
+    asked: Vec<u32>,
+    mrs: Vec<Mr>,
+    /// What the device answered, by type of frame, and the codes of its NAKs.
+    pub answers: [u64; 64],
+    /// See `answers`.
+    pub refusals: [u64; 8],
+}
+
+/// QPNs of the peer's side.
+const PEER_QPN: u32 = 0x100;
+
+impl Target {
+    /// A device with four QPs in RTS, towards the script.
+    pub fn new() -> Target {
+        let script = Arc::new(Mutex::new(Script::default()));
+        let fabric = Scripted {
+            script: script.clone(),
+            local: LoopbackFabric::new().expect("a fabric"),
+            current: None,
+        };
+        let options = Options {
+            pages: 2048,
+            ..Default::default()
+        };
+        let node = node(0, Box::new(fabric), Arc::default(), &options);
+        let world = World::of(vec![node.clone()], Kind::Loopback);
+        world.plant_canaries();
+        let victim = Victim::new(&world);
+        let context = node.create_context().expect("a context");
+        let pd = node.create_pd(context).expect("a PD");
+        let cq = node.create_cq(context, 4096, 0).expect("a CQ");
+        let region = |start: usize, len: usize, bits: u32| {
+            let buffer = node.memory.scattered(start + len);
+            buffer.fill(0x5d);
+            node.reg_mr(context, pd, buffer, start, len, bits)
+                .expect("a region")
+        };
+        let mrs = vec![
+            region(0, 1 << 18, access::ALL),
+            region(100, 5000, access::LOCAL_WRITE | access::REMOTE_WRITE),
+            region(4090, 9, access::ALL),
+            region(17, 8000, access::REMOTE_READ),
+        ];
+        let qps = (0..4)
+            .map(|_| {
+                node.create_qp(context, pd, cq.cqn, cq.cqn, &QpOptions::default())
+                    .expect("a QP")
+            })
+            .collect();
+        let mut target = Target {
+            world,
+            victim,
+            script,
+            context,
+            pd,
+            cq,
+            qps,
+            expected: vec![0; 4],
+            asked: vec![0; 4],
+            mrs,
+            answers: [0; 64],
+            refusals: [0; 8],
+        };
+        for n in 0..4 {
+            target.connect(n);
+        }
+        target
+    }
+
+    fn node(&self) -> &Arc<Node> {
+        self.world.a()
+    }
+
+    fn connect(&mut self, n: usize) {
+        let connection = Connection {
+            timeout: 8,
+            retry_cnt: 1,
+            rnr_retry: 2,
+            psn: [700, 500],
+            ..Default::default()
+        };
+        let qpn = self.qps[n].qpn;
+        let reset = QpAttributes {
+            qpn,
+            mask: mask::STATE,
+            state: state::RESET,
+            ..Default::default()
+        };
+        let rtr = connection.rtr(qpn, 0, PEER_QPN + n as u32, PEER_GID);
+        for step in [reset, connection.init(qpn), rtr, connection.rts(qpn, 0)] {
+            self.node()
+                .modify_qp(self.context.handle, &step)
+                .expect("a state that the table allows");
+        }
+        self.qps[n].reset_indices();
+        self.expected[n] = 500;
+        self.asked[n] = 700;
+    }
+
+    /// Learns from what the device sent.
+    fn listen(&mut self) {
+        let sent = std::mem::take(&mut self.script.lock().expect("the script").sent);
+        for (_, header) in sent {
+            self.answers[usize::from(header.kind % 64)] += 1;
+            if header.kind == kind::NAK {
+                self.refusals[header.rkey as usize % 8] += 1;
+            }
+            let Some(n) = self.qps.iter().position(|qp| qp.qpn == header.src_qpn) else {
+                continue;
+            };
+            match header.kind {
+                kind::ACK | kind::NAK => self.expected[n] = header.seq,
+                kind::READ_DATA | kind::ATOMIC_DATA => {
+                    self.expected[n] = header.seq.wrapping_add(1)
+                }
+                _ => self.asked[n] = header.seq,
+            }
+        }
+    }
+
+    fn frame(&mut self, source: &mut impl Source) {
+        let n = source.below(4) as usize;
+        let mr = &self.mrs[source.below(4) as usize];
+        let (mut rkey, iova, len) = (mr.key, mr.iova, mr.len);
+        let secrets = self.victim.secrets();
+        if source.one_in(12) {
+            rkey = source.pick(&secrets.keys);
+        }
+        let kind = source.pick(&[
+            kind::SEND,
+            kind::SEND,
+            kind::WRITE,
+            kind::WRITE,
+            kind::WRITE,
+            kind::READ,
+            kind::ATOMIC,
+            kind::READ_DATA,
+            kind::ATOMIC_DATA,
+            kind::ACK,
+            kind::NAK,
+        ]);
+        let answer = matches!(
+            kind,
+            kind::READ_DATA | kind::ATOMIC_DATA | kind::ACK | kind::NAK
+        );
+        let length = match kind {
+            kind::READ | kind::ACK | kind::NAK => 0,
+            kind::ATOMIC => 16,
+            kind::ATOMIC_DATA => 8,
+            _ => match source.below(4) {
+                0 => 0,
+                1 => source.below(65_537) as u32,
+                _ => source.below(300) as u32,
+            },
+        };
+        let addr = match source.below(8) {
+            0 => source.edge(),
+            1 => iova.wrapping_sub(source.below(3)),
+            2 => iova.wrapping_add(len).wrapping_sub(source.below(20)),
+            3 => source.pick(&secrets.iovas),
+            _ => iova.wrapping_add(source.below(len) & !7),
+        };
+        let base = if answer {
+            self.asked[n]
+        } else {
+            self.expected[n]
+        };
+        let seq = match source.below(8) {
+            0 => source.edge() as u32,
+            1 => base.wrapping_add(1),
+            2 => base.wrapping_sub(source.below(4) as u32),
+            _ => base,
+        };
+        let header = FrameHeader {
+            kind,
+            flags: if source.one_in(3) {
+                source.below(16) as u8
+            } else {
+                flag::LAST
+            },
+            length,
+            dst_qpn: if source.one_in(16) {
+                source.edge() as u32
+            } else {
+                self.qps[n].qpn
+            },
+            src_qpn: if source.one_in(16) {
+                source.edge() as u32
+            } else {
+                PEER_QPN + n as u32
+            },
+            seq,
+            rkey: if kind == kind::NAK {
+                source.below(8) as u32
+            } else if source.one_in(12) {
+                source.edge() as u32
+            } else {
+                rkey
+            },
+            addr,
+            imm: (source.word() as u32).to_le_bytes(),
+            msg_len: match (kind, source.below(6)) {
+                (_, 0) => source.edge() as u32,
+                (_, 1) => length.wrapping_add(source.below(3) as u32),
+                (kind::READ, _) => source.below(len + 2) as u32,
+                (kind::ATOMIC, _) => 8,
+                _ => length,
+            },
+            offset: if source.one_in(6) {
+                source.edge() as u32
+            } else {
+                0
+            },
+            aux: source.below(33) as u32,
+        };
+        let mut payload = vec![0; length as usize];
+        // Not random to the last byte: that would be most of a fuzzer's input.
+        let seed = source.word();
+        crate::random::Random::new(seed).fill(&mut payload);
+        let peer = if source.one_in(16) {
+            PEERS[1]
+        } else {
+            PEERS[0]
+        };
+        let parts = 1 + source.below(4) as usize;
+        self.push(Incoming::Frame {
+            peer,
+            header,
+            payload,
+            parts,
+        });
+    }
+
+    fn push(&self, incoming: Incoming) {
+        self.script
+            .lock()
+            .expect("the script")
+            .incoming
+            .push_back(incoming);
+    }
+
+    /// One thing from the peer, or from the guest that it plays with.
+    pub fn act(&mut self, source: &mut impl Source) {
+        match source.below(24) {
+            0..=11 => self.frame(source),
+            12..=14 => {
+                // The guest is at work meanwhile: receives and requests of its own.
+                let n = source.below(4) as usize;
+                let at = source.below(4000) as usize;
+                let sge = [self.mrs[0].sge(at, 3000)];
+                if source.one_in(2) {
+                    let _ = self.qps[n].post_recv(1, &sge);
+                } else {
+                    let opcode =
+                        source.pick(&[send::SEND, send::WRITE, send::READ, send::WRITE_IMM]);
+                    let wr = SendWr {
+                        opcode,
+                        flags: wqe_flag::SIGNALED,
+                        sges: &sge,
+                        rkey: 0x1234,
+                        remote_addr: 0x5678,
+                        ..Default::default()
+                    };
+                    let _ = self.qps[n].post_send(&wr);
+                }
+            }
+            15 => {
+                while let Some(cqe) = self.cq.poll() {
+                    if let Some(qp) = self.qps.iter_mut().find(|qp| qp.qpn == cqe.qpn) {
+                        qp.retire(&cqe);
+                    }
+                }
+                self.node().events.take_asynchronous();
+            }
+            16 => {
+                for n in 0..4 {
+                    let qpn = self.qps[n].qpn;
+                    if self
+                        .node()
+                        .query_qp(self.context.handle, qpn)
+                        .expect("QUERY_QP")
+                        .state
+                        != state::RTS
+                    {
+                        self.connect(n);
+                    }
+                }
+            }
+            17 => {
+                let peer = source.pick(&PEERS);
+                self.push(Incoming::Down(peer));
+                self.push(Incoming::Up(peer));
+                if source.one_in(2) {
+                    self.push(Incoming::Routes);
+                }
+            }
+            18 => {
+                let full = source.one_in(2);
+                self.script.lock().expect("the script").full = full;
+            }
+            19 => {
+                // Memory comes and goes under what is being placed.
+                let n = source.below(3) as usize;
+                let old = self.mrs.remove(n);
+                let bits = [
+                    access::ALL,
+                    access::LOCAL_WRITE | access::REMOTE_WRITE,
+                    access::ALL,
+                ][n];
+                self.node()
+                    .dereg_mr(self.context, old.key)
+                    .expect("DEREG_MR");
+                let (start, len) = (old.start, old.len as usize);
+                let mr = self
+                    .node()
+                    .reg_mr(self.context, self.pd, old.buffer, start, len, bits)
+                    .expect("a region");
+                self.mrs.insert(n, mr);
+            }
+            _ => {
+                self.world.step();
+                self.listen();
+            }
+        }
+    }
+
+    /// What the peer may not write is as it was.
+    pub fn check(&self) {
+        assert!(
+            self.mrs[3].buffer.holds_only(0x5d),
+            "a region without REMOTE_WRITE was written"
+        );
+        for mr in &self.mrs[1..] {
+            let (start, end) = (mr.start, mr.start + mr.len as usize);
+            let whole = end.next_multiple_of(4096);
+            assert!(
+                mr.buffer.read(0, start).iter().all(|b| *b == 0x5d),
+                "bytes before a region were written"
+            );
+            assert!(
+                mr.buffer.read(end, whole - end).iter().all(|b| *b == 0x5d),
+                "bytes after a region were written"
+            );
+        }
+    }
+
+    /// Sends until the source is exhausted or `enough` says so.
+    pub fn attack(&mut self, source: &mut impl Source, mut enough: impl FnMut(u64) -> bool) {
+        let mut round = 0;
+        while !source.exhausted() && !enough(round) {
+            self.act(source);
+            round += 1;
+            if round % 512 == 0 {
+                self.rest();
+            }
+        }
+        self.rest();
+    }
+
+    fn rest(&mut self) {
+        self.check();
+        self.victim.works(&self.world);
+        canaries(&self.world);
+    }
+}
+
+impl Default for Target {
+    fn default() -> Self {
+        Target::new()
+    }
+}
