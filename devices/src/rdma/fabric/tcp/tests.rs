@@ -947,3 +947,69 @@ fn both_queue_pairs_may_be_here() {
     assert!(node.poll());
     assert_eq!(node.sink.payloads(), [[1, 2, 3, 4]]);
 }
+
+#[test]
+fn mutated_streams_end_links_and_nothing_else() {
+    let mut node = Node::new(any_port());
+    // Marsaglia's xorshift, so that a failure repeats.
+    let mut state = 2_463_534_242_u64;
+    let mut random = |limit: usize| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state as usize % limit
+    };
+    let kinds = [
+        kind::PING,
+        kind::PONG,
+        kind::GID_ADD,
+        kind::GID_DEL,
+        kind::ETHERNET,
+        kind::SEND,
+        kind::WRITE,
+        kind::READ,
+        kind::READ_DATA,
+        kind::ATOMIC,
+        kind::ATOMIC_DATA,
+        kind::ACK,
+        kind::NAK,
+    ];
+    for _ in 0..300 {
+        let mut wire = Hello::new([random(4) as u8; 16], 65_536).encode().to_vec();
+        for _ in 0..random(20) {
+            let frame_kind = kinds[random(kinds.len())];
+            let length = match frame_kind {
+                kind::GID_ADD | kind::GID_DEL => 16 * random(20),
+                kind::ETHERNET => 14 + random(2000),
+                kind::SEND | kind::WRITE | kind::READ_DATA => random(10_000),
+                kind::ATOMIC => 16,
+                kind::ATOMIC_DATA => 8,
+                _ => 0,
+            };
+            let header = FrameHeader {
+                kind: frame_kind,
+                length: length as u32,
+                ..FrameHeader::default()
+            };
+            wire.extend(header.encode());
+            wire.extend(bytes(length, length));
+        }
+        for _ in 0..random(4) {
+            let at = random(wire.len());
+            wire[at] ^= 1 << random(8);
+        }
+        wire.truncate(wire.len() - random(2) * random(wire.len()));
+        let mut stream = TcpStream::connect(node.address()).unwrap();
+        // Fails where the link was ended before all was written.
+        let _ = stream.write_all(&wire);
+        let _ = stream.shutdown(Shutdown::Write);
+        let before = node.fabric.generation;
+        run(&mut [&mut node], |nodes| {
+            let fabric = &nodes[0].fabric;
+            fabric.generation > before && fabric.links.iter().all(Option::is_none)
+        });
+    }
+    assert!(node.sink.frames() > 500, "{} frames", node.sink.frames());
+    assert!(node.peers().count() >= 4);
+    let _stream = stranger(&mut node, [99; 16]);
+}
