@@ -229,7 +229,10 @@ impl Lab {
     pub fn boot(&self, spec: VmSpec) -> Result<Vm> {
         fs::create_dir_all(&self.out)?;
         let file = |suffix: &str| self.out.join(format!("{}.{suffix}", spec.name));
-        let (control, serial) = (file("sock"), file("serial.log"));
+        let serial = file("serial.log");
+        // Not below `out`: in the lab that may be a file system without sockets.
+        let control =
+            std::env::temp_dir().join(format!("longarm-{}-{}.sock", std::process::id(), spec.name));
         let _ = fs::remove_file(&control);
         File::create(&serial)?;
         let mut command = Command::new(&self.longarm);
