@@ -2,7 +2,6 @@
 
 use std::fs;
 use std::io::{self, Read, Write};
-use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -73,8 +72,7 @@ impl Server {
     /// # Errors
     /// When the socket cannot be made, or another machine answers on it.
     pub fn start(path: &Path, machine: Arc<Machine>) -> io::Result<Self> {
-        let listener = listen(path)?;
-        fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
+        let listener = listen_alone(path)?;
         let server = Self { path: path.into() };
         thread::Builder::new()
             .name("control".into())
@@ -89,6 +87,17 @@ impl Server {
             })?;
         Ok(server)
     }
+}
+
+/// Listens on a socket that is made for our own user alone, so that there is no moment in which others could reach it. No other
+/// thread makes files at this time: the machine does not run yet.
+fn listen_alone(path: &Path) -> io::Result<UnixListener> {
+    // SAFETY: changes a number of the process, touches no memory.
+    let before = unsafe { libc::umask(0o177) };
+    let listener = listen(path);
+    // SAFETY: as above.
+    unsafe { libc::umask(before) };
+    listener
 }
 
 fn listen(path: &Path) -> io::Result<UnixListener> {
@@ -246,4 +255,55 @@ pub fn request(path: &Path, method: &str, target: &str) -> Result<Vec<u8>, Clien
 pub fn get<T: DeserializeOwned>(path: &Path, target: &str) -> Result<T, ClientError> {
     let body = request(path, "GET", target)?;
     serde_json::from_slice(&body).map_err(|_| ClientError::Garbled { path: path.into() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    fn ask(text: &[u8]) -> Option<(String, String)> {
+        let (mut ours, mut theirs) = UnixStream::pair().unwrap();
+        theirs.write_all(text).unwrap();
+        theirs.shutdown(std::net::Shutdown::Write).unwrap();
+        read_request(&mut ours).unwrap()
+    }
+
+    #[test]
+    fn requests_are_read_whole_or_refused() {
+        let whole = ask(b"PUT /vm/pause HTTP/1.1\r\nHost: x\r\n\r\n");
+        assert_eq!(whole, Some(("PUT".into(), "/vm/pause".into())));
+        for text in [
+            &b""[..],
+            b"PUT /vm",
+            b"\0\0\0\0\r\n\r\n",
+            b"GET / HTTP/9.9\r\n\r\n",
+        ] {
+            assert_eq!(ask(text), None);
+        }
+        let mut long = b"GET / HTTP/1.1\r\nA: ".to_vec();
+        long.resize(MAX_REQUEST + 10, b'a');
+        assert_eq!(ask(&long), None);
+        let mut many = b"GET / HTTP/1.1\r\n".to_vec();
+        for _ in 0..=MAX_HEADERS {
+            many.extend(b"A: b\r\n");
+        }
+        many.extend(b"\r\n");
+        assert_eq!(ask(&many), None);
+    }
+
+    #[test]
+    fn the_socket_is_ours_alone_and_a_stale_one_is_replaced() {
+        let path = std::env::temp_dir().join(format!("longarm-control-{}", std::process::id()));
+        let first = listen_alone(&path).unwrap();
+        assert_eq!(path.metadata().unwrap().permissions().mode() & 0o777, 0o600);
+        assert_eq!(
+            listen(&path).unwrap_err().kind(),
+            io::ErrorKind::AddrInUse,
+            "somebody answers there"
+        );
+        drop(first);
+        listen(&path).unwrap();
+        fs::remove_file(path).unwrap();
+    }
 }
