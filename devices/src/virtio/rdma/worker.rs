@@ -201,7 +201,9 @@ impl Worker {
             if now.duration_since(looked) >= LOOK_EVERY {
                 looked = now;
                 waiter.check(&mut tokens);
-                worked |= ring(&mut device, &tokens, kicks_are_doorbells);
+                ring(&mut device, &tokens, kicks_are_doorbells);
+                // An edge is seen once: whatever it stands for is looked at before the thread may sleep.
+                worked |= !tokens.is_empty();
             }
             if worked {
                 if idle.take().is_some() {
@@ -231,24 +233,16 @@ impl Worker {
     }
 }
 
-/// Passes doorbells on. True if there were any.
-fn ring(device: &mut RdmaDevice, tokens: &[Token], kicks_are_doorbells: bool) -> bool {
-    let mut rung = false;
+/// Passes doorbells on.
+fn ring(device: &mut RdmaDevice, tokens: &[Token], kicks_are_doorbells: bool) {
     for token in tokens {
         match token {
-            Token::Doorbell(page) => {
-                device.doorbell(*page);
-                rung = true;
-            }
-            Token::Queue(CONTROL) if kicks_are_doorbells => {
-                device.doorbell(0);
-                rung = true;
-            }
+            Token::Doorbell(page) => device.doorbell(*page),
+            Token::Queue(CONTROL) if kicks_are_doorbells => device.doorbell(0),
             // These are looked at in every round anyway.
             Token::Queue(_) | Token::Message | Token::Fabric => {}
         }
     }
-    rung
 }
 
 /// No device: what comes for it is thrown away, and the peers' queue pairs find nobody.
