@@ -17,6 +17,8 @@
 # (default: as many as this machine, 2 to 8) and LAB_MEMORY MiB (default 6144).
 set -euo pipefail
 . "$(dirname "$0")/../resources/image/lib.sh"
+# Any failure of the lab itself, told apart from one of COMMAND.
+DIE_STATUS=125
 
 usage="usage: lab.sh [--timeout SECONDS] [--env NAME]... -- COMMAND [ARGUMENT...]"
 timeout= names=()

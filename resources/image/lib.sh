@@ -14,7 +14,7 @@ export LC_ALL=C.UTF-8
 umask 022
 
 say() { printf '%s: %s\n' "${0##*/}" "$*" >&2; }
-die() { say "$*"; exit 1; }
+die() { say "$*"; exit "${DIE_STATUS:-1}"; }
 
 # step WHAT COMMAND...: runs COMMAND with its output in a log, says what it does and how long it took. The log is shown
 # only when the command fails, which ends the script.
