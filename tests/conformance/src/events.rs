@@ -92,13 +92,20 @@ impl Events {
         self.state.lock().expect("events").completions.clone()
     }
 
-    /// Waits for a completion event, as a process that sleeps in `ibv_get_cq_event` does. False after `timeout`.
-    pub fn wait_completion(&self, timeout: Duration) -> bool {
+    /// Waits for a completion event of a CQ and takes it, as a process that sleeps in `ibv_get_cq_event` does. False after `timeout`.
+    pub fn wait_for(&self, cqn: u32, timeout: Duration) -> bool {
         let state = self.state.lock().expect("events");
-        let (state, _) = self
+        let none = |state: &mut State| state.completions.iter().all(|event| event.1 != cqn);
+        let (mut state, _) = self
             .came
-            .wait_timeout_while(state, timeout, |state| state.completions.is_empty())
+            .wait_timeout_while(state, timeout, none)
             .expect("events");
-        !state.completions.is_empty()
+        match state.completions.iter().position(|event| event.1 == cqn) {
+            Some(at) => {
+                state.completions.remove(at);
+                true
+            }
+            None => false,
+        }
     }
 }

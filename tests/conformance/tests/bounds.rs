@@ -7,7 +7,8 @@ use conformance::on_every_fabric;
 use conformance::random::payload;
 use conformance::rings::SendWr;
 use conformance::side::{Connection, Side, SideOptions, connected, sides, success};
-use conformance::world::World;
+use conformance::world::{Kind, World};
+use devices::rdma::fabric::pair::Side::{Left, Right};
 
 /// Fresh QPs on the same sides, after an error ended the last ones.
 fn fresh(world: &World, a: &mut Side, b: &mut Side) {
@@ -107,6 +108,15 @@ fn guarded(side: &Side, start: usize, len: usize, bits: u32) -> Mr {
     side.node
         .reg_mr(side.context, side.pd, buffer, start, len, bits)
         .expect("a region")
+}
+
+/// Lets payloads arrive in parts, where that can be ordered: so a command finds the device with one under way.
+fn in_parts(world: &World) {
+    if world.kind() == Kind::Pair {
+        for side in [Left, Right] {
+            world.control().pace(side, 5000);
+        }
+    }
 }
 
 fn canaries(world: &World) {
@@ -242,6 +252,7 @@ on_every_fabric! {
     fn deregistering_under_traffic_ends_it_at_once(world: &World) {
         let options = SideOptions { mr_len: 256 << 10, ..Default::default() };
         let (mut a, mut b) = connected(world, &options, &Connection::default());
+        in_parts(world);
         world.plant_canaries();
         for steps in 0..40 {
             let target = guarded(&b, 0, 256 << 10, access::ALL);
@@ -279,6 +290,7 @@ on_every_fabric! {
     fn deregistering_the_local_region_under_traffic_leaks_nothing_new(world: &World) {
         let options = SideOptions { mr_len: 256 << 10, ..Default::default() };
         let (mut a, mut b) = connected(world, &options, &Connection::default());
+        in_parts(world);
         world.plant_canaries();
         for steps in 0..30 {
             let source = guarded(&a, 0, 256 << 10, access::ALL);
@@ -389,6 +401,7 @@ on_every_fabric! {
     }
 
     fn a_dead_context_is_out_of_reach(world: &World) {
+        in_parts(world);
         world.plant_canaries();
         for steps in [0, 1, 2, 3, 5, 8, 13, 40] {
             let options = SideOptions { mr_len: 256 << 10, ..Default::default() };

@@ -8,7 +8,7 @@ use conformance::random::payload;
 use conformance::rings::SendWr;
 use conformance::side::{Connection, SideOptions, connect, connected, sides, success, to_state};
 use conformance::watchdog::Watchdog;
-use conformance::world::{Kind, World};
+use conformance::world::{Kind, Options, World, node, tcp_fabric};
 use devices::rdma::fabric::frame::kind;
 use devices::rdma::fabric::pair::Side::{Left, Right};
 
@@ -361,6 +361,72 @@ fn a_peer_that_holds_the_acknowledgement_but_answers_is_not_lost() {
             ..Default::default()
         });
         assert_eq!(success(&world, &mut a, "late, and in time").wr_id, n);
+    }
+}
+
+#[test]
+fn over_tcp_a_peer_that_dies_means_retry_exceeded_and_one_that_returns_is_found_again() {
+    let _watchdog = Watchdog::new("tcp peer", Duration::from_secs(60));
+    let options = Options {
+        pages: 8192,
+        ..Default::default()
+    };
+    let large = SideOptions {
+        mr_len: 4 << 20,
+        contiguous: true,
+        ..Default::default()
+    };
+    for steps in [0, 3, 10] {
+        let (left, left_stats, address) = tcp_fabric(&[]);
+        let near = node(0, left, left_stats, &options);
+        let mut far = None;
+        for round in 0..2u64 {
+            let (right, right_stats, _) = tcp_fabric(&[address]);
+            far.replace(node(1, right, right_stats, &options));
+            let world = World::of(
+                vec![near.clone(), far.clone().expect("just made")],
+                Kind::Tcp,
+            );
+            let (mut a, b) = connected(&world, &large, &SOON);
+            let small = SendWr {
+                flags: wqe_flag::SIGNALED,
+                inline: Some(&[round as u8; 8]),
+                rkey: b.mr.key,
+                remote_addr: b.mr.iova,
+                ..Default::default()
+            };
+            // Links and routes take their time; a QP whose timer ran out meanwhile is none that we look for.
+            world.until("the route to the peer", || {
+                let (mut probe, target) = connected(&world, &SideOptions::default(), &SOON);
+                let (rkey, remote_addr) = (target.mr.key, target.mr.iova);
+                probe.send(&SendWr {
+                    rkey,
+                    remote_addr,
+                    ..small
+                });
+                let cqe = world.until("success or the end of patience", || probe.poll());
+                (cqe.status == wc::SUCCESS).then_some(())
+            });
+            a.send(&small);
+            success(&world, &mut a, "the peer answers");
+            assert_eq!(b.mr.read(0, 8), [round as u8; 8]);
+            let sges = [a.mr.sge(0, 4 << 20)];
+            a.send(&SendWr {
+                wr_id: 1,
+                inline: None,
+                sges: &sges,
+                ..small
+            });
+            for _ in 0..steps {
+                world.step();
+            }
+            // The monitor there dies, sockets and all.
+            drop((b, world));
+            far = None;
+            let world = World::of(vec![near.clone()], Kind::Tcp);
+            let cqe = world.until("the end of a WRITE to the dead", || a.poll());
+            assert_eq!((cqe.wr_id, cqe.status), (1, wc::RETRY_EXC_ERR), "{cqe:?}");
+        }
     }
 }
 

@@ -1,0 +1,248 @@
+//! Devices with threads that sleep, against processes with threads that sleep: no wake-up is lost.
+
+use std::time::{Duration, Instant};
+
+use conformance::layout::{send, wc, wqe_flag};
+use conformance::node::QpOptions;
+use conformance::random::{Random, payload};
+use conformance::rings::{Arm, SendWr};
+use conformance::side::{Connection, Side, SideOptions, connected, sides};
+use conformance::watchdog::Watchdog;
+use conformance::world::{Kind, Options, World};
+
+fn world(kind: Kind, spin: Duration) -> World {
+    World::with(
+        kind,
+        &Options {
+            pages: 16_384,
+            threads: Some(spin),
+            ..Default::default()
+        },
+    )
+}
+
+/// How long a completion may take to come on a loaded machine.
+const SOON: Duration = Duration::from_secs(10);
+
+/// Waits for a CQE by polling, as a process that spins.
+fn spin(side: &mut Side, what: &str) -> conformance::layout::Cqe {
+    let started = Instant::now();
+    loop {
+        if let Some(cqe) = side.poll() {
+            assert_eq!(cqe.status, wc::SUCCESS, "{what}: {cqe:?}");
+            return cqe;
+        }
+        assert!(
+            started.elapsed() < SOON,
+            "{what}: a post or a completion was missed"
+        );
+        std::thread::yield_now();
+    }
+}
+
+/// Waits for a CQE by arming and sleeping, as a process in `ibv_get_cq_event`.
+fn sleep(side: &mut Side, what: &str) -> conformance::layout::Cqe {
+    loop {
+        if let Some(cqe) = side.poll() {
+            assert_eq!(cqe.status, wc::SUCCESS, "{what}: {cqe:?}");
+            return cqe;
+        }
+        if side.cq.arm(Arm::Any) {
+            continue;
+        }
+        let events = side.node.events.clone();
+        assert!(
+            events.wait_for(side.cq.cqn, SOON),
+            "{what}: an event was lost"
+        );
+        side.cq.event_consumed();
+    }
+}
+
+fn ping_pong(
+    kind: Kind,
+    device_spin: Duration,
+    rounds: u64,
+    waits: fn(&mut Side, &str) -> conformance::layout::Cqe,
+) {
+    let _watchdog = Watchdog::new("ping-pong", Duration::from_secs(120));
+    let world = world(kind, device_spin);
+    let (mut a, mut b) = sides(&world);
+    b.recv(0, 0, 64);
+    let mut random = Random::new(5);
+    let far = std::thread::spawn(move || {
+        for n in 0..rounds {
+            assert_eq!(waits(&mut b, "the question").wr_id, 2 * n);
+            b.recv(2 * n + 2, 0, 64);
+            b.send(&SendWr {
+                wr_id: 2 * n + 1,
+                opcode: send::SEND,
+                flags: wqe_flag::SIGNALED,
+                inline: Some(&n.to_le_bytes()),
+                ..Default::default()
+            });
+            assert_eq!(waits(&mut b, "the answer").wr_id, 2 * n + 1);
+        }
+        b
+    });
+    for n in 0..rounds {
+        a.recv(2 * n, 0, 64);
+        a.send(&SendWr {
+            wr_id: 2 * n + 1,
+            opcode: send::SEND,
+            flags: wqe_flag::SIGNALED,
+            inline: Some(&n.to_le_bytes()),
+            ..Default::default()
+        });
+        for _ in 0..2 {
+            let cqe = waits(&mut a, "question or answer");
+            assert_eq!(cqe.wr_id, if cqe.is_send() { 2 * n + 1 } else { 2 * n });
+        }
+        assert_eq!(a.mr.read(0, 8), n.to_le_bytes());
+        // Pauses of every length around the device's own, so that posts meet it on its way to sleep.
+        let pause = Duration::from_micros(random.below(120));
+        let until = Instant::now() + pause;
+        while Instant::now() < until {
+            std::hint::spin_loop();
+        }
+    }
+    let b = far.join().expect("the far side");
+    assert_eq!(a.node.counters().lost + b.node.counters().lost, 0);
+}
+
+#[test]
+fn no_post_is_missed_by_a_device_on_its_way_to_sleep() {
+    for kind in [Kind::Loopback, Kind::Pair, Kind::Tcp] {
+        ping_pong(kind, Duration::from_micros(30), 2000, spin);
+    }
+}
+
+#[test]
+fn no_post_is_missed_by_a_device_that_sleeps_at_once() {
+    ping_pong(Kind::Tcp, Duration::ZERO, 1000, spin);
+    ping_pong(Kind::Loopback, Duration::ZERO, 1000, spin);
+}
+
+#[test]
+fn no_event_is_lost_by_a_process_that_sleeps() {
+    for kind in [Kind::Loopback, Kind::Pair, Kind::Tcp] {
+        ping_pong(kind, Duration::from_micros(30), 1000, sleep);
+    }
+}
+
+#[test]
+fn processes_post_at_the_same_time_without_knowing_of_each_other() {
+    let _watchdog = Watchdog::new("processes", Duration::from_secs(120));
+    for kind in [Kind::Loopback, Kind::Tcp] {
+        let world = world(kind, Duration::from_micros(50));
+        let threads: Vec<_> = (0..4)
+            .map(|who: u64| {
+                let options = SideOptions {
+                    mr_len: 512 << 10,
+                    contiguous: true,
+                    ..Default::default()
+                };
+                let (mut a, mut b) = connected(&world, &options, &Connection::default());
+                std::thread::spawn(move || {
+                    let mut random = Random::new(who);
+                    for n in 0..150u64 {
+                        let len = random.below(200_000) as usize;
+                        let data = payload(who * 1000 + n, len);
+                        a.mr.write(0, &data);
+                        b.recv(n, 0, 200_000);
+                        let from = [a.mr.sge(0, len)];
+                        let into = [a.mr.sge(256 << 10, len)];
+                        let wr = SendWr {
+                            flags: wqe_flag::SIGNALED,
+                            rkey: b.mr.key,
+                            remote_addr: b.mr.iova + (256 << 10),
+                            ..Default::default()
+                        };
+                        a.send(&SendWr {
+                            opcode: send::WRITE,
+                            sges: &from,
+                            ..wr
+                        });
+                        a.send(&SendWr {
+                            opcode: send::READ,
+                            sges: &into,
+                            ..wr
+                        });
+                        a.send(&SendWr {
+                            opcode: send::SEND,
+                            sges: &from,
+                            ..wr
+                        });
+                        for _ in 0..3 {
+                            spin(&mut a, "traffic");
+                        }
+                        spin(&mut b, "its receive");
+                        assert!(
+                            b.mr.read(0, len) == data
+                                && b.mr.read(256 << 10, len) == data
+                                && a.mr.read(256 << 10, len) == data
+                        );
+                    }
+                })
+            })
+            .collect();
+        for thread in threads {
+            thread.join().expect("a process");
+        }
+    }
+}
+
+#[test]
+fn one_sided_work_asks_nothing_of_the_target() {
+    // The target takes no completions, posts nothing and has no event buffers; its CQ is full.
+    let _watchdog = Watchdog::new("one-sided", Duration::from_secs(60));
+    for kind in [Kind::Loopback, Kind::Pair, Kind::Tcp] {
+        let world = world(kind, Duration::from_micros(30));
+        let options = SideOptions {
+            qp: QpOptions::default(),
+            cq_entries: 4,
+            ..Default::default()
+        };
+        let mut a = Side::new(world.a(), &SideOptions::default());
+        let mut b = Side::new(world.b(), &options);
+        conformance::side::connect((&a.node, &a.qp), (&b.node, &b.qp), &Connection::default());
+        for n in 0..4 {
+            b.recv(n, 0, 8);
+        }
+        for n in 0..4 {
+            a.send(&SendWr {
+                wr_id: n,
+                opcode: send::SEND,
+                flags: wqe_flag::SIGNALED,
+                inline: Some(&[1; 8]),
+                ..Default::default()
+            });
+            spin(&mut a, "what fills the target's CQ");
+        }
+        b.node.events.set_room(0, 0);
+        for n in 0..200u64 {
+            let data = payload(n, 5000);
+            a.mr.write(0, &data);
+            let (from, into) = ([a.mr.sge(0, 5000)], [a.mr.sge(8192, 5000)]);
+            let wr = SendWr {
+                flags: wqe_flag::SIGNALED,
+                rkey: b.mr.key,
+                remote_addr: b.mr.iova + 8192,
+                ..Default::default()
+            };
+            a.send(&SendWr {
+                opcode: send::WRITE,
+                sges: &from,
+                ..wr
+            });
+            a.send(&SendWr {
+                opcode: send::READ,
+                sges: &into,
+                ..wr
+            });
+            spin(&mut a, "a WRITE");
+            spin(&mut a, "a READ");
+            assert!(a.mr.read(8192, 5000) == data);
+        }
+    }
+}
