@@ -282,6 +282,16 @@ mod tests {
     }
 
     #[test]
+    fn the_example_in_the_documentation_is_a_valid_machine() {
+        let text = include_str!("../../docs/running.md");
+        let json = text.split("```json").nth(1).unwrap();
+        let json = json.split("```").next().unwrap();
+        let config: VmConfig = serde_json::from_str(json).unwrap();
+        config.validate().unwrap();
+        assert_eq!((config.net.len(), config.cpus), (2, 2));
+    }
+
+    #[test]
     fn unknown_fields_are_refused_at_every_level() {
         for text in [
             r#"{"kernel": "k", "cpu": 1}"#,

@@ -32,7 +32,7 @@ module_paths=('(arch|crypto|lib|mm|virt)/.*' 'fs/[^/]*' 'net/[^/]*' 'drivers/net
     'net/(8021q|802|9p|bridge|core|dns_resolver|ipv4|ipv6|key|llc|netfilter|netlink|packet|psample|rds)/.*'
     'net/(sched|smc|sunrpc|tls|unix|vmw_vsock|xdp|xfrm)/.*'
     'drivers/(block|dax|infiniband/core|infiniband/sw|infiniband/ulp|iommu|nvme|target|vdpa|vhost|vfio|virtio)/.*'
-    'drivers/char/hw_random/(rng-core|virtio-rng)\..*' 'drivers/net/(bonding|ipvlan|vxlan)/.*'
+    'drivers/misc/pvpanic/.*' 'drivers/char/hw_random/(rng-core|virtio-rng)\..*' 'drivers/net/(bonding|ipvlan|vxlan)/.*'
     'drivers/scsi/(scsi_[^/]*|sd_mod|sg|virtio_scsi|libiscsi[^/]*|iscsi_tcp)\.ko.*')
 
 # What the initrd loads.
