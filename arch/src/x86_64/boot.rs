@@ -321,3 +321,169 @@ fn write_start_info(ram: &GuestRam, initrd: Option<Initrd>, memory: u64) -> Resu
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    const MIB: u64 = 1 << 20;
+    const MEMORY: u64 = 128 * MIB;
+
+    fn ram() -> GuestRam {
+        GuestRam::from_ranges(&[(GuestAddress(0), MEMORY as usize)]).unwrap()
+    }
+
+    fn file(data: &[u8]) -> File {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let name = format!(
+            "longarm-boot-{}-{}",
+            std::process::id(),
+            NEXT.fetch_add(1, Ordering::Relaxed)
+        );
+        let path = std::env::temp_dir().join(name);
+        let mut file = File::options()
+            .read(true)
+            .write(true)
+            .create_new(true)
+            .open(&path)
+            .unwrap();
+        std::fs::remove_file(path).unwrap();
+        file.write_all(data).unwrap();
+        file.rewind().unwrap();
+        file
+    }
+
+    /// A bzImage of one setup sector and a page of "kernel", changed by `change`.
+    fn bzimage(change: impl FnOnce(&mut [u8])) -> File {
+        let mut image = vec![0; 1024];
+        image[0x1f1] = 1;
+        image[0x202..0x206].copy_from_slice(b"HdrS");
+        image[0x206..0x208].copy_from_slice(&0x20fu16.to_le_bytes());
+        image[0x211] = 1;
+        image[0x214..0x218].copy_from_slice(&0x10_0000u32.to_le_bytes());
+        image[0x22c..0x230].copy_from_slice(&0x7fff_ffffu32.to_le_bytes());
+        image[0x236] = 1;
+        image[0x238..0x23c].copy_from_slice(&2047u32.to_le_bytes());
+        image[0x258..0x260].copy_from_slice(&(16 * MIB).to_le_bytes());
+        image[0x260..0x264].copy_from_slice(&(40 * MIB as u32).to_le_bytes());
+        image.extend([0x90; 4096]);
+        change(&mut image);
+        file(&image)
+    }
+
+    fn zero_page(ram: &GuestRam) -> boot_params {
+        ram.read_obj(GuestAddress(ZERO_PAGE)).unwrap()
+    }
+
+    #[test]
+    fn a_bzimage_gets_zero_page_command_line_and_initrd() {
+        let ram = ram();
+        let kernel = load_kernel(&ram, &mut bzimage(|_| {})).unwrap();
+        assert_eq!(
+            kernel.entry,
+            Entry {
+                address: HIGH_RAM + 0x200,
+                protocol: Protocol::Linux64
+            }
+        );
+        assert_eq!(ram.read_obj::<u8>(GuestAddress(HIGH_RAM)).unwrap(), 0x90);
+        let initrd = load_initrd(&ram, &kernel, &mut file(&[7; 5000])).unwrap();
+        assert_eq!((initrd.base, initrd.len), (MEMORY - 0x2000, 5000));
+        let last = GuestAddress(initrd.end() - 1);
+        assert_eq!(ram.read_obj::<u8>(last).unwrap(), 7);
+
+        write_boot_data(&ram, &kernel, "console=ttyS0", Some(initrd), MEMORY).unwrap();
+        let params = zero_page(&ram);
+        let (hdr, entries) = (params.hdr, params.e820_entries);
+        assert_eq!({ hdr.ramdisk_image }, initrd.base as u32);
+        assert_eq!({ hdr.ramdisk_size }, 5000);
+        assert_eq!({ hdr.setup_data }, 0);
+        assert_eq!({ params.acpi_rsdp_addr }, ACPI.base);
+        let mut text = [0; 14];
+        ram.read_slice(&mut text, GuestAddress({ hdr.cmd_line_ptr }.into()))
+            .unwrap();
+        assert_eq!(&text, b"console=ttyS0\0");
+        let usable: u64 = params.e820_table[..entries.into()]
+            .iter()
+            .filter(|e| { e.r#type } == 1)
+            .map(|e| e.size)
+            .sum();
+        assert_eq!(usable, MEMORY - (HIGH_RAM - layout::LOW_MEM_END));
+    }
+
+    #[test]
+    fn the_initrd_stays_clear_of_where_the_kernel_unpacks_itself() {
+        let ram = ram();
+        let kernel = load_kernel(&ram, &mut bzimage(|_| {})).unwrap();
+        // 16 MiB preferred address and 40 MiB of room leave 72 MiB.
+        let mut fits = file(&[]);
+        fits.set_len(72 * MIB).unwrap();
+        assert_eq!(
+            load_initrd(&ram, &kernel, &mut fits).unwrap().base,
+            56 * MIB
+        );
+        fits.set_len(72 * MIB + 1).unwrap();
+        assert!(matches!(
+            load_initrd(&ram, &kernel, &mut fits),
+            Err(Error::InitrdTooLarge { .. })
+        ));
+    }
+
+    #[test]
+    fn images_that_cannot_be_booted_are_refused() {
+        let load = |mut f: File| load_kernel(&ram(), &mut f).unwrap_err();
+        assert!(matches!(load(file(b"tiny")), Error::Read(_)));
+        assert!(matches!(load(file(&[0; 4096])), Error::Unknown));
+        let no_64_bit = bzimage(|i| i[0x236] = 0);
+        assert!(matches!(load(no_64_bit), Error::No64BitEntry));
+        let old = bzimage(|i| i[0x206] = 0x0b);
+        assert!(matches!(load(old), Error::No64BitEntry));
+        let huge = bzimage(|i| i[0x260..0x264].copy_from_slice(&u32::MAX.to_le_bytes()));
+        assert!(matches!(load(huge), Error::KernelTooLarge { .. }));
+        let wild = bzimage(|i| i[0x258..0x260].copy_from_slice(&u64::MAX.to_le_bytes()));
+        assert!(matches!(load(wild), Error::Unknown));
+        let cut = bzimage(|i| i[0x1f1] = 200);
+        assert!(matches!(load(cut), Error::Load(_)));
+        // An ELF header and nothing behind it.
+        assert!(matches!(load(file(b"\x7fELF\x02\x01\x01")), Error::Load(_)));
+    }
+
+    #[test]
+    fn command_lines_that_the_kernel_would_cut_are_refused() {
+        let ram = ram();
+        let kernel = load_kernel(&ram, &mut bzimage(|_| {})).unwrap();
+        let write = |text: &str| write_boot_data(&ram, &kernel, text, None, MEMORY);
+        write(&"a".repeat(2047)).unwrap();
+        assert!(matches!(
+            write(&"a".repeat(2048)),
+            Err(Error::CmdlineTooLong { .. })
+        ));
+        assert!(matches!(write("a\0b"), Err(Error::CmdlineNul)));
+    }
+
+    #[test]
+    fn a_pvh_kernel_gets_start_info() {
+        let ram = ram();
+        let initrd = Range {
+            base: 64 * MIB,
+            len: 10,
+        };
+        write_start_info(&ram, Some(initrd), MEMORY).unwrap();
+        let info: hvm_start_info = ram.read_obj(GuestAddress(PVH_START_INFO)).unwrap();
+        assert_eq!((info.magic, info.version), (0x336e_c578, 1));
+        assert_eq!((info.nr_modules, info.rsdp_paddr), (1, ACPI.base));
+        let module: hvm_modlist_entry = ram.read_obj(GuestAddress(info.modlist_paddr)).unwrap();
+        assert_eq!((module.paddr, module.size), (64 * MIB, 10));
+        let first: hvm_memmap_table_entry = ram.read_obj(GuestAddress(info.memmap_paddr)).unwrap();
+        assert_eq!((first.addr, first.size, first.type_), (0, 0x9_fc00, 1));
+        assert_eq!(
+            info.memmap_entries as usize,
+            layout::memory_map(MEMORY).len()
+        );
+        // Nothing of it reaches the zero page or the stack.
+        assert!(PVH_MEMMAP + 24 * u64::from(info.memmap_entries) <= ZERO_PAGE);
+        assert!(info.modlist_paddr + 32 <= PVH_MEMMAP);
+    }
+}
