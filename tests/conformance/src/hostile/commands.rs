@@ -179,7 +179,9 @@ impl Commander {
                 .encode()
             }
             command::CREATE_QP => {
-                let pages = self.pages(source, 4);
+                let pages: Vec<u64> = (0..source.pick(&[2, 2, 2, 1, 3]))
+                    .map(|_| self.page(source))
+                    .collect();
                 CreateQp {
                     pd: self.handle(source, command::CREATE_PD, context),
                     kind: n(source, &[2]) as u32,
@@ -207,18 +209,23 @@ impl Commander {
                 .encode()
             }
             command::MODIFY_QP => {
-                let masks = [
-                    0x39,
-                    0x1e_1181 & !0x0c_0000 | 0x8000,
-                    0x1_2e01,
-                    1,
-                    1,
-                    0x3f_ffff,
+                // To INIT, RTR, RTS, SQD, ERR and RESET with what each wants; now and then anything.
+                let ways = [
+                    (0x39, 1),
+                    (0x12_9181, 2),
+                    (0x1_2e01, 3),
+                    (1, 4),
+                    (1, 6),
+                    (1, 0),
                 ];
+                let (wanted, to) = match source.below(6) {
+                    0 => (source.edge(), source.below(8)),
+                    _ => source.pick(&ways),
+                };
                 QpAttributes {
                     qpn: self.handle(source, command::CREATE_QP, context),
-                    mask: n(source, &masks) as u32,
-                    state: n(source, &[0, 1, 2, 3, 4, 5, 6]) as u8,
+                    mask: n(source, &[wanted]) as u32,
+                    state: n(source, &[to]) as u8,
                     cur_state: n(source, &[0, 1, 2, 3]) as u8,
                     path_mtu: n(source, &[5]) as u8,
                     port: n(source, &[1]) as u8,
