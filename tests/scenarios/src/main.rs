@@ -90,6 +90,8 @@ fn run() -> Result<bool> {
             image: lab.image.clone(),
             out: lab.out.join(name),
         };
+        std::fs::create_dir_all(&here.out)
+            .with_context(|| format!("--out: {}", here.out.display()))?;
         let result = scenario(&here);
         drop(limit);
         let took = started.elapsed().as_secs_f64();
