@@ -99,6 +99,54 @@ fn no_cqe_appears_while_the_acknowledgement_is_held_back() {
 }
 
 #[test]
+fn an_acknowledgement_completes_what_it_stands_for_and_no_more() {
+    // The second message is sent before the acknowledgement of the first comes, and is held back before the peer.
+    for dies in [false, true] {
+        let (world, _watchdog) = pair();
+        let (mut a, b) = connected(&world, &SideOptions::default(), &SOON);
+        let control = world.control();
+        let write = |wr_id: u64, data: &'static [u8; 8]| SendWr {
+            wr_id,
+            opcode: send::WRITE,
+            flags: wqe_flag::SIGNALED,
+            inline: Some(data),
+            rkey: b.mr.key,
+            remote_addr: b.mr.iova + 8 * wr_id,
+            ..Default::default()
+        };
+        control.delay(Left, Duration::from_millis(30));
+        a.send(&write(1, &[1; 8]));
+        world.until("the first is placed", || {
+            (b.mr.read(8, 8) == [1; 8]).then_some(())
+        });
+        control.hold(Right, kind::WRITE);
+        a.send(&write(2, &[2; 8]));
+        a.send(&write(3, &[3; 8]));
+        world.until("they are on their way", || {
+            (control.in_flight(Right) >= 2).then_some(())
+        });
+        assert!(a.poll().is_none(), "no acknowledgement has come yet");
+        assert_eq!(success(&world, &mut a, "the first").wr_id, 1);
+        let until = Instant::now() + Duration::from_millis(30);
+        while Instant::now() < until {
+            world.step();
+            assert!(a.poll().is_none(), "a CQE of what is not placed");
+        }
+        if dies {
+            control.kill(Right);
+            let cqe = world.until("the end of the second", || a.poll());
+            assert_eq!((cqe.wr_id, cqe.status), (2, wc::RETRY_EXC_ERR), "{cqe:?}");
+        } else {
+            assert_eq!(b.mr.read(16, 16), [0; 16]);
+            control.release(Right);
+            assert_eq!(success(&world, &mut a, "the second").wr_id, 2);
+            assert_eq!(success(&world, &mut a, "the third").wr_id, 3);
+            assert_eq!(b.mr.read(16, 8), [2; 8]);
+        }
+    }
+}
+
+#[test]
 fn a_peer_killed_in_the_middle_of_a_message_means_retry_exceeded_and_never_success() {
     for opcode in [send::WRITE, send::SEND, send::WRITE_IMM] {
         for after in [1, 1000, 65_536, 131_073, 299_999] {
