@@ -59,6 +59,18 @@ pub enum ClientError {
     Output(io::Error),
 }
 
+/// Ends a session from another thread than the one that runs it: the agent then kills the command.
+#[derive(Debug)]
+pub struct HangUp(UnixStream);
+
+impl HangUp {
+    /// Ends the session; nothing happens if it has ended.
+    pub fn hang_up(&self) {
+        // It fails only where there is nothing left to end.
+        let _ = self.0.shutdown(Shutdown::Both);
+    }
+}
+
 /// A session with an agent, nothing asked yet.
 #[derive(Debug)]
 pub struct Client {
@@ -120,6 +132,14 @@ impl Client {
             io::ErrorKind::ConnectionRefused,
             "nothing listens on the port in the guest",
         ))
+    }
+
+    /// What ends this session from elsewhere.
+    pub fn hang_up(&self) -> Result<HangUp, ClientError> {
+        self.stream
+            .try_clone()
+            .map(HangUp)
+            .map_err(ClientError::Lost)
     }
 
     /// Runs `command` with `/bin/sh -c`, passes its output on as it comes, and returns how it ended.

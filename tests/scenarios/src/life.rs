@@ -125,7 +125,7 @@ pub fn disks(lab: &Lab) -> Result<()> {
 /// Memory of the monitor beside guest RAM, for a VM with one rdma and one net device.
 pub fn overhead(lab: &Lab) -> Result<()> {
     let (a, _b) = lab.boot_pair(&[])?;
-    let kib = private_kib(a.pid())?;
+    let kib = private_kib(a.pid().context("it is a process")?)?;
     println!("monitor's memory beside guest RAM: {kib} KiB (limit {OVERHEAD_LIMIT_KIB} KiB)");
     ensure!(kib <= OVERHEAD_LIMIT_KIB, "{kib} KiB beside guest RAM");
     Ok(())

@@ -1,17 +1,24 @@
 //! A running `longarm`, as a user's script would handle it: started, asked over its control socket, ended by its id.
 
 use std::fs::{self, File};
-use std::io::{BufRead, BufReader, Read};
+use std::io::{self, Read, Write};
 use std::net::TcpListener;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::mpsc::{self, Receiver};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use api::control::VmInfo;
+use longarm_agent::PORT;
+use longarm_agent::client::{Client, HangUp};
 use serde_json::Value;
+use vmm::control;
+
+/// How long a guest may take until its agent answers.
+const BOOT_LIMIT: Duration = Duration::from_secs(120);
 
 /// Where the things under test are, and where results go.
 pub struct Lab {
@@ -91,28 +98,78 @@ impl Output {
 
 /// A command that runs in a guest, or a `longarm` of ours.
 pub struct Running {
-    child: Child,
+    what: What,
     lines: Receiver<String>,
     stdout: String,
     stderr: Option<JoinHandle<String>>,
 }
 
+/// What runs.
+enum What {
+    Process(Child),
+    /// A session with a guest's agent, and the thread that follows it to the command's end.
+    Session {
+        hang_up: HangUp,
+        end: Option<JoinHandle<i32>>,
+    },
+}
+
+/// Standard output of a session, line by line.
+struct Lines {
+    to: Sender<String>,
+    begun: Vec<u8>,
+}
+
+impl Lines {
+    fn pass_on(&mut self) {
+        let line = String::from_utf8_lossy(&std::mem::take(&mut self.begun)).into_owned();
+        // Whoever no longer reads does not want to know.
+        let _ = self.to.send(line);
+    }
+}
+
+impl Write for Lines {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        for &byte in bytes {
+            match byte {
+                b'\n' => self.pass_on(),
+                _ => self.begun.push(byte),
+            }
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Drop for Lines {
+    fn drop(&mut self) {
+        if !self.begun.is_empty() {
+            self.pass_on();
+        }
+    }
+}
+
 impl Running {
-    fn start(mut command: Command) -> Result<Running> {
+    fn process(mut command: Command) -> Result<Running> {
         let mut child = command
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()
             .with_context(|| format!("starting {:?}", command.get_program()))?;
-        let (sender, lines) = mpsc::channel();
-        let stdout = child.stdout.take().context("stdout is piped")?;
+        let (to, lines) = mpsc::channel();
+        let mut pipe = child.stdout.take().context("stdout is piped")?;
         thread::spawn(move || {
-            for line in BufReader::new(stdout).lines().map_while(Result::ok) {
-                if sender.send(line).is_err() {
-                    break;
-                }
-            }
+            io::copy(
+                &mut pipe,
+                &mut Lines {
+                    to,
+                    begun: Vec::new(),
+                },
+            )
         });
         let mut pipe = child.stderr.take().context("stderr is piped")?;
         let stderr = thread::spawn(move || {
@@ -122,7 +179,44 @@ impl Running {
             String::from_utf8_lossy(&bytes).into_owned()
         });
         Ok(Running {
-            child,
+            what: What::Process(child),
+            lines,
+            stdout: String::new(),
+            stderr: Some(stderr),
+        })
+    }
+
+    fn session(client: Client, command: &str) -> Result<Running> {
+        let hang_up = client.hang_up()?;
+        let (to, lines) = mpsc::channel();
+        let (status, ended) = mpsc::channel();
+        let command = command.to_owned();
+        let stderr = thread::spawn(move || {
+            let mut errors = Vec::new();
+            let result = client.run(
+                &command,
+                None,
+                &mut Lines {
+                    to,
+                    begun: Vec::new(),
+                },
+                &mut errors,
+            );
+            let mut errors = String::from_utf8_lossy(&errors).into_owned();
+            let code = match result {
+                Ok(end) => end.code().into(),
+                Err(error) => {
+                    errors += &format!("{error}\n");
+                    LOST
+                }
+            };
+            // Received below.
+            let _ = status.send(code);
+            errors
+        });
+        let end = Some(thread::spawn(move || ended.recv().unwrap_or(LOST)));
+        Ok(Running {
+            what: What::Session { hang_up, end },
             lines,
             stdout: String::new(),
             stderr: Some(stderr),
@@ -145,8 +239,7 @@ impl Running {
                     }
                 }
                 Err(_) => {
-                    self.kill();
-                    let (_, output) = self.collect();
+                    let output = self.end();
                     bail!(
                         "waited for {text:?} in vain; output so far:\n{}{}",
                         output.stdout,
@@ -160,33 +253,50 @@ impl Running {
     /// Waits for its end; past the limit it is killed, which is an error.
     pub fn finish(mut self, limit: Duration) -> Result<Output> {
         let end = Instant::now() + limit;
-        while self.child.try_wait()?.is_none() {
+        while self.is_running() {
             if Instant::now() > end {
-                self.kill();
-                let (_, output) = self.collect();
+                let output = self.end();
                 bail!(
                     "still running after {limit:?}; output so far:\n{}{}",
                     output.stdout,
                     output.stderr
                 );
             }
-            thread::sleep(Duration::from_millis(5));
+            thread::sleep(Duration::from_millis(2));
         }
-        let (status, mut output) = self.collect();
-        output.status = status
-            .and_then(|s| s.code().or_else(|| s.signal().map(|n| 128 + n)))
-            .unwrap_or(-1);
-        Ok(output)
+        Ok(self.collect())
+    }
+
+    fn is_running(&mut self) -> bool {
+        match &mut self.what {
+            What::Process(child) => matches!(child.try_wait(), Ok(None)),
+            What::Session { end, .. } => end.as_ref().is_some_and(|end| !end.is_finished()),
+        }
     }
 
     /// Ends it at once.
     pub fn kill(&mut self) {
-        // It may have ended by itself.
-        let _ = self.child.kill();
+        match &mut self.what {
+            // It may have ended by itself.
+            What::Process(child) => drop(child.kill()),
+            What::Session { hang_up, .. } => hang_up.hang_up(),
+        }
     }
 
-    fn collect(&mut self) -> (Option<ExitStatus>, Output) {
-        let status = self.child.wait().ok();
+    /// Kills it and gives what it printed.
+    pub fn end(&mut self) -> Output {
+        self.kill();
+        self.collect()
+    }
+
+    fn collect(&mut self) -> Output {
+        let status = match &mut self.what {
+            What::Process(child) => child
+                .wait()
+                .ok()
+                .and_then(|s| s.code().or_else(|| s.signal().map(|n| 128 + n))),
+            What::Session { end, .. } => end.take().and_then(|end| end.join().ok()),
+        };
         for line in self.lines.iter() {
             self.stdout += &line;
             self.stdout.push('\n');
@@ -196,29 +306,27 @@ impl Running {
             .take()
             .and_then(|reader| reader.join().ok())
             .unwrap_or_default();
-        (
-            status,
-            Output {
-                status: -1,
-                stdout: std::mem::take(&mut self.stdout),
-                stderr,
-            },
-        )
+        Output {
+            status: status.unwrap_or(LOST),
+            stdout: std::mem::take(&mut self.stdout),
+            stderr,
+        }
     }
 }
 
 impl Drop for Running {
     fn drop(&mut self) {
-        self.kill();
-        let _ = self.child.wait();
+        self.end();
     }
 }
+
+/// Status of a command whose end nobody saw.
+const LOST: i32 = -1;
 
 /// A virtual machine.
 pub struct Vm {
     /// Its name, as in its files.
     pub name: String,
-    longarm: PathBuf,
     control: PathBuf,
     serial: PathBuf,
     monitor: Running,
@@ -248,10 +356,9 @@ impl Lab {
             .arg("--append")
             .arg(format!("longarm.hostname={}{}", spec.name, spec.cmdline))
             .args(&spec.args);
-        let monitor = Running::start(command)?;
+        let monitor = Running::process(command)?;
         Ok(Vm {
             name: spec.name,
-            longarm: self.longarm.clone(),
             control,
             serial,
             monitor,
@@ -285,7 +392,7 @@ impl Lab {
     pub fn longarm(&self, args: &[&str], limit: Duration) -> Result<Output> {
         let mut command = Command::new(&self.longarm);
         command.args(args);
-        Running::start(command)?.finish(limit)
+        Running::process(command)?.finish(limit)
     }
 }
 
@@ -306,19 +413,27 @@ impl Vm {
 
     /// Starts a command in the guest.
     pub fn start(&self, command: &str) -> Result<Running> {
-        let mut exec = Command::new(&self.longarm);
-        exec.args(["exec", "--control"])
-            .arg(&self.control)
-            .arg("--")
-            .arg(command);
-        Running::start(exec)
+        let client = Client::connect(&self.vsock()?, PORT, BOOT_LIMIT)
+            .with_context(|| format!("in {}: {command}{}", self.name, self.log_tail()))?;
+        Running::session(client, command)
     }
 
-    /// `longarm stats`, parsed.
+    /// The socket towards the guest's agent; the monitor may only just be starting.
+    fn vsock(&self) -> Result<PathBuf> {
+        let end = Instant::now() + BOOT_LIMIT;
+        loop {
+            match control::get::<VmInfo>(&self.control, "/vm") {
+                Ok(info) => return info.vsock.context("the VM has no vsock device"),
+                Err(error) if Instant::now() > end => return Err(error.into()),
+                Err(_) => thread::sleep(Duration::from_millis(20)),
+            }
+        }
+    }
+
+    /// All counters, as `longarm stats --json` gives them.
     pub fn stats(&self) -> Result<Value> {
-        let output = self.ask(&["stats", "--json"])?;
-        serde_json::from_str(&output.stdout)
-            .with_context(|| format!("stats are not JSON: {}", output.stdout))
+        control::get(&self.control, "/stats")
+            .with_context(|| format!("stats of {}{}", self.name, self.log_tail()))
     }
 
     /// The RDMA device's counter of this name.
@@ -332,36 +447,39 @@ impl Vm {
 
     /// Sum of the counters that mean that something was lost.
     pub fn loss(&self) -> Result<u64> {
-        let stats = self.stats()?;
-        let mut sum = 0;
-        for name in ["lost", "cq_overflows"] {
-            let value = stats
-                .pointer(&format!("/rdma/0/device/{name}"))
-                .and_then(Value::as_u64);
-            sum += value.with_context(|| format!("no counter {name} in {stats}"))?;
-        }
-        Ok(sum)
+        ["lost", "cq_overflows"]
+            .into_iter()
+            .map(|name| self.counter(name))
+            .sum()
     }
 
     /// Stops the vCPUs; devices go on.
     pub fn pause(&self) -> Result<()> {
-        self.ask(&["pause"]).map(|_| ())
+        self.put("/vm/pause")
     }
 
     /// Lets the vCPUs run again.
     pub fn resume(&self) -> Result<()> {
-        self.ask(&["resume"]).map(|_| ())
+        self.put("/vm/resume")
+    }
+
+    fn put(&self, target: &str) -> Result<()> {
+        control::request(&self.control, "PUT", target)
+            .map(drop)
+            .with_context(|| format!("{target} of {}{}", self.name, self.log_tail()))
     }
 
     /// Kills the monitor, as a crash of the host would.
     pub fn crash(&mut self) {
-        self.monitor.kill();
-        let _ = self.monitor.child.wait();
+        self.monitor.end();
     }
 
     /// The monitor's process id.
-    pub fn pid(&self) -> u32 {
-        self.monitor.child.id()
+    pub fn pid(&self) -> Option<u32> {
+        match &self.monitor.what {
+            What::Process(child) => Some(child.id()),
+            What::Session { .. } => None,
+        }
     }
 
     /// Waits for the monitor's end.
@@ -372,23 +490,6 @@ impl Vm {
     /// The end of the serial log, for messages.
     pub fn log_tail(&self) -> String {
         tail(&self.serial)
-    }
-
-    fn ask(&self, words: &[&str]) -> Result<Output> {
-        let mut command = Command::new(&self.longarm);
-        command
-            .arg(words[0])
-            .arg("--control")
-            .arg(&self.control)
-            .args(&words[1..]);
-        Running::start(command)?
-            .finish(Duration::from_secs(30))?
-            .ok(&format!(
-                "longarm {} for {}{}",
-                words.join(" "),
-                self.name,
-                self.log_tail()
-            ))
     }
 }
 
