@@ -45,6 +45,8 @@ impl Engine {
                 env.heat(qp);
             }
             QpState::Sqd => {
+                // The command may have given another destination.
+                qp.transport.bound = false;
                 env.reroute(qp, fabric);
                 let requester = &mut qp.transport.requester;
                 if old == QpState::Rts && qp.attrs.en_sqd_async {
@@ -84,6 +86,9 @@ impl Engine {
 impl Env<'_> {
     /// Follows the route of the QP's destination.
     fn reroute(&mut self, qp: &mut Qp, fabric: &dyn Fabric) {
+        if qp.transport.bound {
+            return;
+        }
         let route = fabric.route(&qp.attrs.dgid);
         let kept = |peer: PeerId| route.is_none() && !fabric.is_up(peer);
         // A peer whose link is lost is still the one that the QP was connected to.

@@ -384,6 +384,24 @@ mod tests {
     }
 
     #[test]
+    fn a_connection_stays_with_the_peer_that_has_spoken() {
+        let mut node = Node::new();
+        let mut queue = node.connected();
+        let post = write(&node, 1, 8);
+        node.send(&mut queue, post);
+        node.run();
+        node.take(ack(&queue, SQ_PSN + 1), &[]);
+        assert_eq!(node.done(&mut queue), [(1, 0)]);
+
+        node.fabric.route = Some(crate::rdma::fabric::PeerId(PEER.0 + 1));
+        use crate::rdma::fabric::Sink;
+        node.receiver().routes_changed();
+        node.run();
+
+        assert_eq!(node.qp(&queue).transport.peer, Some(PEER));
+    }
+
+    #[test]
     fn an_unreachable_peer_ends_the_connection() {
         let mut node = Node::new();
         node.fabric.route = None;

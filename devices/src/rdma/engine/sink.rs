@@ -51,8 +51,10 @@ impl Receiver<'_> {
     /// Whether the frame is for one of our QPs. A request that is not is answered.
     fn admit(&mut self, peer: PeerId, header: &FrameHeader) -> Option<Class> {
         let class = class(header.kind)?;
-        let qp = self.objects.qps.get(header.dst_qpn);
-        if qp.is_some_and(|qp| takes(qp, peer, header, class)) {
+        let qp = self.objects.qps.get_mut(header.dst_qpn);
+        if let Some(qp) = qp.filter(|qp| takes(qp, peer, header, class)) {
+            // Somebody who knows no such QP is not who the QP was connected to.
+            qp.transport.bound |= header.kind != kind::NAK || header.rkey != nak::NO_QP;
             return Some(class);
         }
         self.objects.stats.device.rx_discarded.add(1);

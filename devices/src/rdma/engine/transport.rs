@@ -14,6 +14,8 @@ use crate::rdma::wire::Sge;
 pub struct Transport {
     /// The peer that the destination GID leads to, if any does.
     pub(super) peer: Option<PeerId>,
+    /// The QP there has spoken: the connection is with that peer and follows its GID nowhere else.
+    pub(super) bound: bool,
     /// The peer's QP; the attribute is gone at RESET.
     pub(super) dest_qpn: u32,
     /// When the QP's timer goes off; kept by [`super::timer::Timers`].

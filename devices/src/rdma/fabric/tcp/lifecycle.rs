@@ -273,6 +273,7 @@ impl TcpFabric {
         self.push_control(slot, kind::GID_ADD, gids.as_flattened());
         self.maintenance_due = true;
         sink.peer_up(id);
+        sink.routes_changed();
     }
 
     /// Marks a link as ended; [`TcpFabric::reap`] does the rest.
@@ -299,6 +300,8 @@ impl TcpFabric {
         peer.stats.tx_unsent.add(link.transmit.queued() as u64);
         self.switch.forget(id);
         sink.peer_down(id);
+        // Another that announced the same GID may have it now.
+        sink.routes_changed();
     }
 
     /// Ends the links that are marked, and sees to it that they are dialled again.

@@ -510,7 +510,7 @@ impl Fabric for TcpFabric {
     }
 
     fn route(&self, gid: &Gid) -> Option<PeerId> {
-        self.routes.get(gid)
+        self.routes.get(gid, |peer| self.is_up(peer))
     }
 
     fn wait_fd(&self) -> RawFd {

@@ -9,7 +9,7 @@ use crate::rdma::fabric::{Gid, PeerId};
 #[derive(Default)]
 pub(super) struct Routes {
     own: Vec<Gid>,
-    /// All who announced a GID; the last one has it.
+    /// All who announced a GID, the earliest first.
     announced: HashMap<Gid, Vec<PeerId>>,
     counts: HashMap<PeerId, usize>,
 }
@@ -34,25 +34,20 @@ impl Routes {
         &self.own
     }
 
-    /// The peer announced the GID, and so has it now. True if that changes anything. False too where it announced too many.
+    /// The peer announced the GID. True if that changes anything. False too where it announced too many.
     pub(super) fn add(&mut self, peer: PeerId, gid: Gid) -> bool {
         let count = self.counts.entry(peer).or_default();
         let who = self.announced.entry(gid).or_default();
-        if who.last() == Some(&peer) {
+        if who.contains(&peer) {
             return false;
         }
-        match who.iter().position(|other| *other == peer) {
-            Some(place) => {
-                who.remove(place);
+        if *count >= MAX_GIDS {
+            if who.is_empty() {
+                self.announced.remove(&gid);
             }
-            None if *count >= MAX_GIDS => {
-                if who.is_empty() {
-                    self.announced.remove(&gid);
-                }
-                return false;
-            }
-            None => *count += 1,
+            return false;
         }
+        *count += 1;
         who.push(peer);
         true
     }
@@ -93,12 +88,17 @@ impl Routes {
         !gone.is_empty()
     }
 
-    /// Whom the GID leads to.
-    pub(super) fn get(&self, gid: &Gid) -> Option<PeerId> {
+    /// Whom the GID leads to: of those who announced it the earliest that `is_up`, so that nobody takes a GID from a peer that is
+    /// there; or, when none is, the latest.
+    pub(super) fn get(&self, gid: &Gid, is_up: impl Fn(PeerId) -> bool) -> Option<PeerId> {
         if self.own.contains(gid) {
             return Some(PeerId::LOCAL);
         }
-        self.announced.get(gid)?.last().copied()
+        let who = self.announced.get(gid)?;
+        who.iter()
+            .find(|peer| is_up(**peer))
+            .or(who.last())
+            .copied()
     }
 }
 
@@ -109,19 +109,21 @@ mod tests {
     const GID: Gid = [1; 16];
 
     #[test]
-    fn the_last_to_announce_has_the_gid_and_the_one_before_gets_it_back() {
+    fn a_gid_stays_with_a_peer_that_is_there() {
         let mut routes = Routes::default();
         assert!(routes.add(PeerId(1), GID));
         assert!(routes.add(PeerId(2), GID));
-        assert_eq!(routes.get(&GID), Some(PeerId(2)));
         assert!(!routes.add(PeerId(2), GID));
-        assert!(routes.add(PeerId(1), GID));
-        assert_eq!(routes.get(&GID), Some(PeerId(1)));
+
+        assert_eq!(routes.get(&GID, |_| true), Some(PeerId(1)));
+        assert_eq!(routes.get(&GID, |peer| peer == PeerId(2)), Some(PeerId(2)));
+        assert_eq!(routes.get(&GID, |_| false), Some(PeerId(2)));
+
         assert!(routes.remove(PeerId(1), &GID));
-        assert_eq!(routes.get(&GID), Some(PeerId(2)));
+        assert_eq!(routes.get(&GID, |_| true), Some(PeerId(2)));
         assert!(routes.remove(PeerId(2), &GID));
         assert!(!routes.remove(PeerId(2), &GID));
-        assert_eq!(routes.get(&GID), None);
+        assert_eq!(routes.get(&GID, |_| true), None);
         assert!(routes.announced.is_empty() && routes.counts.is_empty());
     }
 
@@ -133,12 +135,12 @@ mod tests {
             routes.set_own(&[GID, [2; 16]]),
             (vec![GID, [2; 16]], vec![])
         );
-        assert_eq!(routes.get(&GID), Some(PeerId::LOCAL));
+        assert_eq!(routes.get(&GID, |_| true), Some(PeerId::LOCAL));
         assert_eq!(
             routes.set_own(&[[2; 16], [3; 16]]),
             (vec![[3; 16]], vec![GID])
         );
-        assert_eq!(routes.get(&GID), Some(PeerId(1)));
+        assert_eq!(routes.get(&GID, |_| true), Some(PeerId(1)));
     }
 
     #[test]
