@@ -255,6 +255,30 @@ int vrdma_cmd_run(struct vrdma_cmd *cmd, u32 body_len)
 	return err;
 }
 
+/* As vrdma_cmd_run(), where the reply is to be all that there is room for. */
+int vrdma_cmd_run_exact(struct vrdma_cmd *cmd, u32 body_len)
+{
+	int err = vrdma_cmd_run(cmd, body_len);
+
+	if (!err && cmd->used != cmd->reply_size) {
+		vrdma_fail(cmd->dev, "a reply has the wrong length");
+		err = -EIO;
+	}
+	return err;
+}
+
+/* Creates an object whose number is all of the reply; frees the command. */
+int vrdma_cmd_create(struct vrdma_cmd *cmd, u32 body_len, u32 *handle)
+{
+	const struct virtio_rdma_handle *reply = cmd->reply_body;
+	int err = vrdma_cmd_run_exact(cmd, body_len);
+
+	if (!err)
+		*handle = le32_to_cpu(reply->handle);
+	vrdma_cmd_free(cmd);
+	return err;
+}
+
 /* A command with a plain body and a reply of exactly reply_len bytes. */
 int vrdma_exec(struct vrdma_dev *dev, u32 context,
 	       enum virtio_rdma_opcode opcode, const void *body, u32 body_len,
@@ -268,11 +292,7 @@ int vrdma_exec(struct vrdma_dev *dev, u32 context,
 		return -ENOMEM;
 	if (body_len)
 		memcpy(cmd->body, body, body_len);
-	err = vrdma_cmd_run(cmd, body_len);
-	if (!err && cmd->used != cmd->reply_size) {
-		vrdma_fail(dev, "a reply has the wrong length");
-		err = -EIO;
-	}
+	err = vrdma_cmd_run_exact(cmd, body_len);
 	if (!err && reply_len)
 		memcpy(reply, cmd->reply_body, reply_len);
 	vrdma_cmd_free(cmd);

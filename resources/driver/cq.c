@@ -51,13 +51,11 @@ static int vrdma_cq_create(struct vrdma_dev *dev, struct vrdma_cq *cq,
 			   const struct virtio_rdma_cq_layout *layout)
 {
 	struct virtio_rdma_create_cq *body;
-	struct virtio_rdma_handle *reply;
 	struct vrdma_cmd *cmd;
 	size_t size = struct_size(body, page, cq->buf.num_pages);
-	int err;
 
 	cmd = vrdma_cmd_alloc(dev, cq->context, VIRTIO_RDMA_CMD_CREATE_CQ,
-			      size, sizeof(*reply));
+			      size, sizeof(struct virtio_rdma_handle));
 	if (!cmd)
 		return -ENOMEM;
 	body = cmd->body;
@@ -71,17 +69,7 @@ static int vrdma_cq_create(struct vrdma_dev *dev, struct vrdma_cq *cq,
 	body->ring_offset = cpu_to_le64(layout->ring_offset);
 	vrdma_buf_pages(&cq->buf, body->page);
 
-	err = vrdma_cmd_run(cmd, size);
-	if (!err && cmd->used != cmd->reply_size) {
-		vrdma_fail(dev, "a reply has the wrong length");
-		err = -EIO;
-	}
-	if (!err) {
-		reply = cmd->reply_body;
-		cq->cqn = le32_to_cpu(reply->handle);
-	}
-	vrdma_cmd_free(cmd);
-	return err;
+	return vrdma_cmd_create(cmd, size, &cq->cqn);
 }
 
 int vrdma_create_cq(struct ib_cq *ibcq, const struct ib_cq_init_attr *attr,

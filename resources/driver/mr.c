@@ -50,13 +50,9 @@ static int vrdma_mr_first(struct vrdma_mr_list *list)
 	list->more = list->filled < list->total;
 	if (list->more)
 		body->flags |= VIRTIO_RDMA_MR_MORE;
-	err = vrdma_cmd_run(list->cmd, sizeof(*body) + size);
+	err = vrdma_cmd_run_exact(list->cmd, sizeof(*body) + size);
 	if (err)
 		return err;
-	if (list->cmd->used != list->cmd->reply_size) {
-		vrdma_fail(list->dev, "a reply has the wrong length");
-		return -EIO;
-	}
 	keys = list->cmd->reply_body;
 	list->lkey = le32_to_cpu(keys->lkey);
 	list->registered = true;

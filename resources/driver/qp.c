@@ -63,13 +63,11 @@ static int vrdma_qp_create(struct vrdma_dev *dev, struct vrdma_qp *qp,
 			   const struct virtio_rdma_qp_layout *layout)
 {
 	struct virtio_rdma_create_qp *body;
-	struct virtio_rdma_handle *reply;
 	struct vrdma_cmd *cmd;
 	size_t size = struct_size(body, page, qp->buf.num_pages);
-	int err;
 
 	cmd = vrdma_cmd_alloc(dev, qp->context, VIRTIO_RDMA_CMD_CREATE_QP,
-			      size, sizeof(*reply));
+			      size, sizeof(struct virtio_rdma_handle));
 	if (!cmd)
 		return -ENOMEM;
 	body = cmd->body;
@@ -95,17 +93,7 @@ static int vrdma_qp_create(struct vrdma_dev *dev, struct vrdma_qp *qp,
 	body->rq_offset = cpu_to_le64(layout->rq_offset);
 	vrdma_buf_pages(&qp->buf, body->page);
 
-	err = vrdma_cmd_run(cmd, size);
-	if (!err && cmd->used != cmd->reply_size) {
-		vrdma_fail(dev, "a reply has the wrong length");
-		err = -EIO;
-	}
-	if (!err) {
-		reply = cmd->reply_body;
-		qp->ibqp.qp_num = le32_to_cpu(reply->handle);
-	}
-	vrdma_cmd_free(cmd);
-	return err;
+	return vrdma_cmd_create(cmd, size, &qp->ibqp.qp_num);
 }
 
 static void vrdma_qp_fill_cap(const struct vrdma_qp *qp, struct ib_qp_cap *cap)

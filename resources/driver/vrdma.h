@@ -205,6 +205,8 @@ struct vrdma_cmd *vrdma_cmd_alloc(struct vrdma_dev *dev, u32 context,
 				  enum virtio_rdma_opcode opcode,
 				  u32 body_size, u32 reply_body_size);
 int vrdma_cmd_run(struct vrdma_cmd *cmd, u32 body_len);
+int vrdma_cmd_run_exact(struct vrdma_cmd *cmd, u32 body_len);
+int vrdma_cmd_create(struct vrdma_cmd *cmd, u32 body_len, u32 *handle);
 void vrdma_cmd_free(struct vrdma_cmd *cmd);
 int vrdma_exec(struct vrdma_dev *dev, u32 context,
 	       enum virtio_rdma_opcode opcode, const void *body, u32 body_len,
