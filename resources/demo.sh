@@ -21,6 +21,7 @@ step() { # WHAT COMMAND...
 build_image() { image=$(resources/image/build.sh); }
 
 command -v cargo >/dev/null || { echo "demo.sh: cargo is missing; install Rust 1.95 or newer (rustup.rs)" >&2; exit 1; }
+( . resources/image/lib.sh && need cc=gcc ) || exit 1
 step "building longarm" cargo build --quiet --release --workspace
 step "building the guest image" build_image
 mkdir -p target/demo

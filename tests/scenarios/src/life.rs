@@ -1,6 +1,7 @@
 //! The monitor itself: boots of every shape, `--exec`, exit codes, memory beside the guest's.
 
 use std::fs;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -122,12 +123,112 @@ pub fn disks(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+/// A machine as a file, with huge pages where the host has some, and a network device on a tap interface that the host answers on.
+pub fn config_and_tap(lab: &Lab) -> Result<()> {
+    host(
+        "ip tuntap add dev longarm0 mode tap && ip addr add 10.9.0.1/24 dev longarm0 && ip link set longarm0 up",
+    )?;
+    let (image, file) = (lab.image.display(), lab.out.join("vm.json"));
+    let config = serde_json::json!({
+        "kernel": format!("{image}/vmlinuz"),
+        "initrd": format!("{image}/initrd"),
+        "append": "longarm.ip=10.9.0.2/24",
+        "memory": { "size": "256M" },
+        "disks": [{ "path": format!("{image}/root.img"), "readonly": true }],
+        "net": [{ "backend": { "tap": "longarm0" } }],
+        "serial": "off",
+        "exec": "ping -c 3 -i 0.2 -W 10 -q 10.9.0.1",
+    });
+    fs::write(&file, config.to_string())?;
+    let result = lab.longarm(
+        &["run", "--config", file.to_str().context("UTF-8")?],
+        Duration::from_secs(150),
+    );
+    host("ip link del longarm0")?;
+    let output = result?.ok("ping from the guest to the host, over tap")?;
+    ensure!(
+        output.stdout.contains(" 0% packet loss"),
+        "packets were lost:\n{}",
+        output.stdout
+    );
+    Ok(())
+}
+
+/// Runs a command where we are; the lab is a machine of its own.
+fn host(command: &str) -> Result<()> {
+    let status = Command::new("sh").args(["-ec", command]).status()?;
+    ensure!(status.success(), "{command}: {status}");
+    Ok(())
+}
+
+/// A wrong word is answered by one line that names it and says what is allowed.
+pub fn wrong_options(lab: &Lab) -> Result<()> {
+    for (args, words) in [
+        (
+            &["run", "--image", "/nonexistent"][..],
+            &["/nonexistent"][..],
+        ),
+        (
+            &["run", "--kernel", "k", "--cpus", "33"],
+            &["--cpus", "33", "32"],
+        ),
+        (
+            &["run", "--kernel", "k", "--memory", "1T"],
+            &["--memory", "1T", "512G"],
+        ),
+        (
+            &["run", "--kernel", "k", "--net", "fabric"],
+            &["--net", "--rdma"],
+        ),
+        (
+            &["run", "--kernel", "k", "--rdma", "fabric=smoke"],
+            &["--rdma", "smoke", "tcp"],
+        ),
+        (
+            &["run", "--kernel", "k", "--rdma", "fabric=tcp,listen=here"],
+            &["--rdma", "here", "ADDR:PORT"],
+        ),
+        (&["run", "--frobnicate"], &["--frobnicate"]),
+    ] {
+        let output = lab.longarm(args, Duration::from_secs(20))?;
+        ensure!(
+            output.status == 2 || output.status == 70,
+            "{args:?}: status {}",
+            output.status
+        );
+        ensure!(
+            output.stderr.lines().count() == 1,
+            "{args:?}: not one line: {:?}",
+            output.stderr
+        );
+        for word in words {
+            ensure!(
+                output.stderr.contains(word),
+                "{args:?}: no {word:?} in {:?}",
+                output.stderr
+            );
+        }
+    }
+    Ok(())
+}
+
 /// Memory of the monitor beside guest RAM, for a VM with one rdma and one net device.
 pub fn overhead(lab: &Lab) -> Result<()> {
     let (a, _b) = lab.boot_pair(&[])?;
     let kib = private_kib(a.pid().context("it is a process")?)?;
     println!("monitor's memory beside guest RAM: {kib} KiB (limit {OVERHEAD_LIMIT_KIB} KiB)");
     ensure!(kib <= OVERHEAD_LIMIT_KIB, "{kib} KiB beside guest RAM");
+    let control = a.control.to_str().context("UTF-8")?;
+    let table = lab
+        .longarm(&["stats", "--control", control], Duration::from_secs(30))?
+        .ok("longarm stats")?;
+    for name in ["rdma0.device.lost", "rdma0.peers", "net0"] {
+        ensure!(
+            table.stdout.contains(name),
+            "longarm stats does not say {name}:\n{}",
+            table.stdout
+        );
+    }
     Ok(())
 }
 

@@ -21,7 +21,9 @@ use vm::Lab;
 type Scenario = (&'static str, fn(&Lab) -> Result<()>, u64);
 
 const SCENARIOS: &[Scenario] = &[
+    ("wrong-options", life::wrong_options, 120),
     ("exec", life::exec, 120),
+    ("config-and-tap", life::config_and_tap, 200),
     ("exit-codes", life::exit_codes, 300),
     ("shapes", life::shapes, 600),
     ("disks", life::disks, 120),

@@ -143,7 +143,7 @@ fn measure_all(a: &Vm, b: &Vm) -> Result<Tables> {
             let run = Run {
                 tool,
                 size,
-                iterations: 200,
+                iterations: 100,
                 options: String::new(),
             };
             one(run, a, b, &mut latency)?;

@@ -327,7 +327,8 @@ const LOST: i32 = -1;
 pub struct Vm {
     /// Its name, as in its files.
     pub name: String,
-    control: PathBuf,
+    /// Its control socket.
+    pub control: PathBuf,
     serial: PathBuf,
     monitor: Running,
 }
