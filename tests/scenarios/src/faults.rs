@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 
-use crate::perftest::{Run, address};
+use crate::perftest::Run;
 use crate::vm::{Lab, Vm};
 
 /// Starts a tool that runs for `seconds` between the VMs; gives both sides.
@@ -19,7 +19,7 @@ fn long_run(
     let command = format!("{tool} -F -p {port} -s 65536 -D {seconds}");
     let mut serving = server.start(&crate::perftest::serve(&command, port))?;
     serving.wait_for("listening", Duration::from_secs(30))?;
-    let running = client.start(&format!("{command} {}", address(server)))?;
+    let running = client.start(&format!("{command} {}", server.address()))?;
     wait_for_traffic(client)?;
     Ok((running, serving))
 }
@@ -59,6 +59,22 @@ pub fn dead_peer(lab: &Lab) -> Result<()> {
     ensure!(
         a.counter("timeouts")? >= 1,
         "the device did not count the timeout"
+    );
+
+    let b = lab.boot(b.spec.clone())?;
+    b.ready()?;
+    a.reach(&b)?;
+    let run = Run {
+        tool: "ib_write_bw",
+        size: 4096,
+        iterations: 200,
+        options: String::new(),
+    };
+    let outcome = run.between(&a, &b, 18_701, Duration::from_secs(60))?;
+    ensure!(
+        outcome.ok(),
+        "with the peer that came back:\n{}",
+        outcome.text()
     );
     Ok(())
 }

@@ -6,15 +6,6 @@ use anyhow::{Context, Result};
 
 use crate::vm::{Output, Vm};
 
-/// Address that perftest's own exchange uses; the server is always in the VM that has it.
-pub fn address(vm: &Vm) -> &'static str {
-    if vm.name == "a" {
-        "10.0.0.1"
-    } else {
-        "10.0.0.2"
-    }
-}
-
 /// What one run of a tool was asked to do.
 #[derive(Clone, Debug)]
 pub struct Run {
@@ -85,7 +76,7 @@ impl Run {
             .wait_for("listening", limit)
             .with_context(|| format!("{} in {}", self.tool, server.name))?;
         let seconds = limit.as_secs();
-        let client = client.exec(&self.client_command(port, address(server)), seconds)?;
+        let client = client.exec(&self.client_command(port, server.address()), seconds)?;
         // A client that failed leaves its server waiting for ever.
         let patience = if client.status == 0 {
             limit

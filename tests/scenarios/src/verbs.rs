@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 
-use crate::perftest::{address, serve};
+use crate::perftest::serve;
 use crate::vm::{Lab, Vm};
 
 /// `ibv_devinfo -v` shows an active port with RoCE v2 GIDs, IPv4 and link-local IPv6.
@@ -45,7 +45,7 @@ pub fn pingpong_between(a: &Vm, b: &Vm) -> Result<()> {
             serving.wait_for("listening", Duration::from_secs(30))?;
             let what = format!("{command} {}->{}", client.name, server.name);
             client
-                .exec(&format!("{command} {}", address(server)), 60)?
+                .exec(&format!("{command} {}", server.address()), 60)?
                 .ok(&format!("client of {what}"))?;
             serving
                 .finish(Duration::from_secs(30))?

@@ -327,6 +327,8 @@ const LOST: i32 = -1;
 pub struct Vm {
     /// Its name, as in its files.
     pub name: String,
+    /// What it was started with, to start the like of it again.
+    pub spec: VmSpec,
     /// Its control socket.
     pub control: PathBuf,
     serial: PathBuf,
@@ -359,7 +361,8 @@ impl Lab {
             .args(&spec.args);
         let monitor = Running::process(command)?;
         Ok(Vm {
-            name: spec.name,
+            name: spec.name.clone(),
+            spec,
             control,
             serial,
             monitor,
@@ -381,11 +384,7 @@ impl Lab {
         )?;
         a.ready()?;
         b.ready()?;
-        a.exec(
-            "for i in $(seq 100); do ping -c 1 -W 1 -q 10.0.0.2 >/dev/null && exit 0; done; exit 1",
-            120,
-        )?
-        .ok("no IP between the two VMs")?;
+        a.reach(&b)?;
         Ok((a, b))
     }
 
@@ -410,6 +409,26 @@ impl Vm {
         self.start(command)?
             .finish(Duration::from_secs(seconds))
             .with_context(|| format!("in {}: {command}{}", self.name, self.log_tail()))
+    }
+
+    /// The address that perftest's own exchange uses.
+    pub fn address(&self) -> &'static str {
+        if self.name == "a" {
+            "10.0.0.1"
+        } else {
+            "10.0.0.2"
+        }
+    }
+
+    /// Waits until there is IP to the other VM.
+    pub fn reach(&self, other: &Vm) -> Result<()> {
+        let command = format!(
+            "for i in $(seq 100); do ping -c 1 -W 1 -q {} >/dev/null && exit 0; sleep 0.1; done; exit 1",
+            other.address()
+        );
+        self.exec(&command, 120)?
+            .ok("no IP between the two VMs")
+            .map(drop)
     }
 
     /// Starts a command in the guest.
