@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering, fence};
 use crate::doorbell::Doorbells;
 use crate::layout::{Cqe, KICK_RQ, KICK_SQ, SendHeader, Sge, cqe_flag, wqe_flag};
 use crate::memory::Buffer;
+use crate::node::Mr;
 
 /// A word that device and driver share.
 fn shared(ptr: *mut u8) -> &'static AtomicU32 {
@@ -142,6 +143,40 @@ pub struct SendWr<'a> {
     pub remote_addr: u64,
     pub compare_add: u64,
     pub swap: u64,
+}
+
+impl<'a> SendWr<'a> {
+    /// A request that wants a CQE.
+    pub fn signaled(wr_id: u64, opcode: u8) -> Self {
+        SendWr {
+            wr_id,
+            opcode,
+            flags: wqe_flag::SIGNALED,
+            ..Default::default()
+        }
+    }
+
+    /// With these bytes in the WQE itself.
+    pub fn with_inline(self, data: &'a [u8]) -> Self {
+        SendWr {
+            inline: Some(data),
+            ..self
+        }
+    }
+
+    /// From or into these stretches of the poster's memory.
+    pub fn with_sges(self, sges: &'a [Sge]) -> Self {
+        SendWr { sges, ..self }
+    }
+
+    /// Into or from the far region, `at` so many bytes of it.
+    pub fn at(self, region: &Mr, at: u64) -> Self {
+        SendWr {
+            rkey: region.key,
+            remote_addr: region.iova + at,
+            ..self
+        }
+    }
 }
 
 /// The queue is full.

@@ -1,6 +1,7 @@
 //! What most tests start from: a process on each of two nodes, with a connected pair of QPs.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use crate::layout::{Cqe, QpAttributes, Sge, access, mask, state, wc};
 use crate::node::{Context, Mr, Node, Outcome, QpOptions};
@@ -155,16 +156,20 @@ pub fn to_state(node: &Node, qp: &Qp, to: u8) -> Outcome<()> {
 pub fn connect(a: (&Node, &Qp), b: (&Node, &Qp), connection: &Connection) {
     for (n, (own, far)) in [(a, b), (b, a)].into_iter().enumerate() {
         let (node, qp) = own;
-        let steps = [
-            connection.init(qp.qpn),
-            connection.rtr(qp.qpn, n, far.1.qpn, far.0.gid),
-            connection.rts(qp.qpn, n),
-        ];
-        for step in &steps {
-            node.modify_qp(qp.context, step).unwrap_or_else(|status| {
-                panic!("QP {} to state {}: {status:?}", qp.qpn, step.state)
-            });
-        }
+        to_rts(node, qp, n, (far.1.qpn, far.0.gid), connection);
+    }
+}
+
+/// Takes the QP of the side `n` from RESET to RTS, towards a QP number and a GID, whether or not there is anybody.
+pub fn to_rts(node: &Node, qp: &Qp, n: usize, far: (u32, [u8; 16]), connection: &Connection) {
+    let steps = [
+        connection.init(qp.qpn),
+        connection.rtr(qp.qpn, n, far.0, far.1),
+        connection.rts(qp.qpn, n),
+    ];
+    for step in &steps {
+        node.modify_qp(qp.context, step)
+            .unwrap_or_else(|status| panic!("QP {} to state {}: {status:?}", qp.qpn, step.state));
     }
 }
 
@@ -252,4 +257,13 @@ pub fn success(world: &World, side: &mut Side, what: &str) -> Cqe {
     let cqe = world.until(what, || side.poll());
     assert_eq!(cqe.status, wc::SUCCESS, "{what}: {cqe:?}");
     cqe
+}
+
+/// Lets the world go on for so long; no CQE may come.
+pub fn silence(world: &World, side: &mut Side, time: Duration, what: &str) {
+    let until = Instant::now() + time;
+    while Instant::now() < until {
+        world.step();
+        assert!(side.poll().is_none(), "{what}");
+    }
 }

@@ -3,7 +3,7 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
-use conformance::layout::{send, wqe_flag};
+use conformance::layout::send;
 use conformance::on_every_fabric;
 use conformance::rings::SendWr;
 use conformance::side::{Connection, Side, SideOptions, connected};
@@ -52,15 +52,11 @@ fn batch(world: &World, a: &mut Side, b: &mut Side, size: usize) {
             if opcode == send::SEND {
                 b.recv(wr_id, 8, size);
             }
-            a.send(&SendWr {
-                wr_id,
-                opcode,
-                flags: wqe_flag::SIGNALED,
-                sges: &sges,
-                rkey: b.mr.key,
-                remote_addr: b.mr.iova,
-                ..Default::default()
-            });
+            a.send(
+                &SendWr::signaled(wr_id, opcode)
+                    .with_sges(&sges)
+                    .at(&b.mr, 0),
+            );
         }
         let (mut sent, mut received) = (0, 0);
         let wanted = if opcode == send::SEND { BATCH } else { 0 };

@@ -155,7 +155,7 @@ on_every_fabric! {
                 // And what is inside works, to the byte.
                 a.mr.write(0, &vec![0xee; len]);
                 let sges = [a.mr.sge(0, len)];
-                a.send(&SendWr { opcode, flags: wqe_flag::SIGNALED, sges: &sges, rkey: target.key, remote_addr: target.iova, ..Default::default() });
+                a.send(&SendWr::signaled(0, opcode).with_sges(&sges).at(&target, 0));
                 success(world, &mut a, "all of the region");
             }
             b.node.dereg_mr(b.context, target.key).expect("DEREG_MR");
@@ -224,7 +224,7 @@ on_every_fabric! {
             fresh_with(world, &mut a, &mut b, &Connection { access: bits, ..Default::default() });
             b.mr.buffer.fill(0xee);
             let sges = [a.mr.sge(0, 8)];
-            a.send(&SendWr { wr_id: 1, opcode, flags: wqe_flag::SIGNALED, sges: &sges, rkey: b.mr.key, remote_addr: b.mr.iova, ..Default::default() });
+            a.send(&SendWr::signaled(1, opcode).with_sges(&sges).at(&b.mr, 0));
             let cqe = world.until("a request that the QP does not allow", || a.poll());
             assert!(matches!(cqe.status, wc::REM_ACCESS_ERR | wc::REM_INV_REQ_ERR), "{cqe:?}");
             assert!(b.mr.buffer.holds_only(0xee));
@@ -260,7 +260,7 @@ on_every_fabric! {
             let sges = [a.mr.sge(0, 256 << 10)];
             let opcode = if steps % 2 == 0 { send::WRITE } else { send::READ };
             for n in 0..8 {
-                a.send(&SendWr { wr_id: n, opcode, flags: wqe_flag::SIGNALED, sges: &sges, rkey: target.key, remote_addr: target.iova, ..Default::default() });
+                a.send(&SendWr::signaled(n, opcode).with_sges(&sges).at(&target, 0));
             }
             for _ in 0..steps / 2 {
                 world.step();
@@ -298,7 +298,7 @@ on_every_fabric! {
             let sges = [source.sge(0, 256 << 10)];
             let opcode = if steps % 2 == 0 { send::WRITE } else { send::READ };
             for n in 0..4 {
-                a.send(&SendWr { wr_id: n, opcode, flags: wqe_flag::SIGNALED, sges: &sges, rkey: b.mr.key, remote_addr: b.mr.iova, ..Default::default() });
+                a.send(&SendWr::signaled(n, opcode).with_sges(&sges).at(&b.mr, 0));
             }
             for _ in 0..steps / 2 {
                 world.step();
@@ -368,7 +368,7 @@ on_every_fabric! {
             b.qp.post_recv(5, &[sge]).expect("room");
             // As long as the receive: what is past the end is checked when something is to go there.
             let sges = [a.mr.sge(0, 100)];
-            a.send(&SendWr { wr_id: 1, opcode: send::SEND, flags: wqe_flag::SIGNALED, sges: &sges, ..Default::default() });
+            a.send(&SendWr::signaled(1, send::SEND).with_sges(&sges));
             let cqe = world.until("the receive", || b.poll());
             assert_eq!((cqe.wr_id, cqe.status), (5, wc::LOC_PROT_ERR), "{cqe:?}");
             let cqe = world.until("the send", || a.poll());
@@ -388,7 +388,7 @@ on_every_fabric! {
             b.mr.buffer.fill(0xee);
             b.recv(5, 64, room);
             let sges = [a.mr.sge(0, size)];
-            a.send(&SendWr { wr_id: 1, opcode: send::SEND, flags: wqe_flag::SIGNALED, sges: &sges, ..Default::default() });
+            a.send(&SendWr::signaled(1, send::SEND).with_sges(&sges));
             let cqe = world.until("the receive", || b.poll());
             assert_eq!((cqe.wr_id, cqe.status), (5, wc::LOC_LEN_ERR), "{cqe:?}");
             let cqe = world.until("the send", || a.poll());
@@ -411,7 +411,7 @@ on_every_fabric! {
             let sges = [a.mr.sge(0, 256 << 10)];
             for n in 0..16 {
                 let opcode = if n % 3 == 2 { send::READ } else { send::WRITE };
-                a.send(&SendWr { wr_id: n, opcode, flags: wqe_flag::SIGNALED, sges: &sges, rkey: b.mr.key, remote_addr: b.mr.iova, ..Default::default() });
+                a.send(&SendWr::signaled(n, opcode).with_sges(&sges).at(&b.mr, 0));
             }
             let sges = [b.mr.sge(0, 128 << 10)];
             b.send(&SendWr { opcode: send::WRITE, sges: &sges, rkey: a.mr.key, remote_addr: a.mr.iova, ..Default::default() });
@@ -449,7 +449,7 @@ on_every_fabric! {
             let data = payload(steps, 1000);
             c.mr.write(0, &data);
             let sges = [c.mr.sge(0, 1000)];
-            c.send(&SendWr { opcode: send::WRITE, flags: wqe_flag::SIGNALED, sges: &sges, rkey: d.mr.key, remote_addr: d.mr.iova, ..Default::default() });
+            c.send(&SendWr::signaled(0, send::WRITE).with_sges(&sges).at(&d.mr, 0));
             success(world, &mut c, "the others go on");
             assert_eq!(d.mr.read(0, 1000), data);
             for side in [&c, &d, &a] {

@@ -3,10 +3,12 @@
 
 use std::time::{Duration, Instant};
 
-use conformance::layout::{send, state, wc, wqe_flag};
+use conformance::layout::{access, send, state, wc, wqe_flag};
 use conformance::random::payload;
 use conformance::rings::SendWr;
-use conformance::side::{Connection, SideOptions, connect, connected, sides, success, to_state};
+use conformance::side::{
+    Connection, Side, SideOptions, connect, connected, sides, silence, success, to_rts, to_state,
+};
 use conformance::watchdog::Watchdog;
 use conformance::world::{Kind, Options, World, node, tcp_fabric};
 use devices::rdma::fabric::frame::kind;
@@ -26,7 +28,7 @@ const SOON: Connection = Connection {
     rnr_retry: 7,
     min_rnr_timer: 1,
     max_rd_atomic: 4,
-    access: conformance::layout::access::ALL,
+    access: access::ALL,
     psn: [5, 6],
 };
 
@@ -49,23 +51,13 @@ fn no_cqe_appears_while_the_acknowledgement_is_held_back() {
         b.recv(1, 16_384, 5000);
         let sges =
             [a.mr.sge(if opcode == send::READ { 16_384 } else { 0 }, 5000)];
-        a.send(&SendWr {
-            wr_id: 7,
-            opcode,
-            flags: wqe_flag::SIGNALED,
-            sges: &sges,
-            rkey: b.mr.key,
-            remote_addr: b.mr.iova,
-            ..Default::default()
-        });
-        let until = Instant::now() + Duration::from_millis(150);
-        while Instant::now() < until {
-            world.step();
-            assert!(
-                a.poll().is_none(),
-                "opcode {opcode}: a CQE before the acknowledgement"
-            );
-        }
+        a.send(&SendWr::signaled(7, opcode).with_sges(&sges).at(&b.mr, 0));
+        silence(
+            &world,
+            &mut a,
+            Duration::from_millis(150),
+            &format!("opcode {opcode}: a CQE before the acknowledgement"),
+        );
         if opcode != send::READ {
             let at = if matches!(opcode, send::SEND | send::SEND_IMM) {
                 16_384
@@ -86,12 +78,7 @@ fn no_cqe_appears_while_the_acknowledgement_is_held_back() {
         assert_eq!(success(&world, &mut a, "released").wr_id, 7);
         // The receive that a WRITE or READ left is used up by a SEND.
         if matches!(opcode, send::WRITE | send::READ) {
-            a.send(&SendWr {
-                opcode: send::SEND,
-                flags: wqe_flag::SIGNALED,
-                inline: Some(&[1]),
-                ..Default::default()
-            });
+            a.send(&SendWr::signaled(0, send::SEND).with_inline(&[1]));
             success(&world, &mut a, "a SEND");
         }
         success(&world, &mut b, "the receive");
@@ -105,14 +92,10 @@ fn an_acknowledgement_completes_what_it_stands_for_and_no_more() {
         let (world, _watchdog) = pair();
         let (mut a, b) = connected(&world, &SideOptions::default(), &SOON);
         let control = world.control();
-        let write = |wr_id: u64, data: &'static [u8; 8]| SendWr {
-            wr_id,
-            opcode: send::WRITE,
-            flags: wqe_flag::SIGNALED,
-            inline: Some(data),
-            rkey: b.mr.key,
-            remote_addr: b.mr.iova + 8 * wr_id,
-            ..Default::default()
+        let write = |wr_id: u64, data: &'static [u8; 8]| {
+            SendWr::signaled(wr_id, send::WRITE)
+                .with_inline(data)
+                .at(&b.mr, 8 * wr_id)
         };
         control.delay(Left, Duration::from_millis(30));
         a.send(&write(1, &[1; 8]));
@@ -127,11 +110,8 @@ fn an_acknowledgement_completes_what_it_stands_for_and_no_more() {
         });
         assert!(a.poll().is_none(), "no acknowledgement has come yet");
         assert_eq!(success(&world, &mut a, "the first").wr_id, 1);
-        let until = Instant::now() + Duration::from_millis(30);
-        while Instant::now() < until {
-            world.step();
-            assert!(a.poll().is_none(), "a CQE of what is not placed");
-        }
+        let time = Duration::from_millis(30);
+        silence(&world, &mut a, time, "a CQE of what is not placed");
         if dies {
             control.kill(Right);
             let cqe = world.until("the end of the second", || a.poll());
@@ -161,15 +141,7 @@ fn a_peer_killed_in_the_middle_of_a_message_means_retry_exceeded_and_never_succe
             b.recv(1, 0, 512 << 10);
             world.control().kill_after(Left, after);
             let sges = [a.mr.sge(0, 300_000)];
-            a.send(&SendWr {
-                wr_id: 1,
-                opcode,
-                flags: wqe_flag::SIGNALED,
-                sges: &sges,
-                rkey: b.mr.key,
-                remote_addr: b.mr.iova,
-                ..Default::default()
-            });
+            a.send(&SendWr::signaled(1, opcode).with_sges(&sges).at(&b.mr, 0));
             a.send(&SendWr {
                 wr_id: 2,
                 opcode: send::READ,
@@ -211,15 +183,11 @@ fn a_peer_killed_while_it_answers_a_read_means_retry_exceeded() {
         world.control().pace(Left, 4096);
         world.control().kill_after(Right, after);
         let sges = [a.mr.sge(0, 300_000)];
-        a.send(&SendWr {
-            wr_id: 1,
-            opcode: send::READ,
-            flags: wqe_flag::SIGNALED,
-            sges: &sges,
-            rkey: b.mr.key,
-            remote_addr: b.mr.iova,
-            ..Default::default()
-        });
+        a.send(
+            &SendWr::signaled(1, send::READ)
+                .with_sges(&sges)
+                .at(&b.mr, 0),
+        );
         let cqe = world.until("the end of a READ from the dead", || a.poll());
         assert_eq!((cqe.wr_id, cqe.status), (1, wc::RETRY_EXC_ERR), "{cqe:?}");
     }
@@ -329,15 +297,11 @@ fn a_link_that_stays_down_too_long_ends_the_qp_and_a_new_one_finds_the_peer_agai
     let (mut a, mut b) = connected(&world, &SideOptions::default(), &SOON);
     let control = world.control();
     control.cut();
-    a.send(&SendWr {
-        wr_id: 3,
-        opcode: send::WRITE,
-        flags: wqe_flag::SIGNALED,
-        inline: Some(&[1; 8]),
-        rkey: b.mr.key,
-        remote_addr: b.mr.iova,
-        ..Default::default()
-    });
+    a.send(
+        &SendWr::signaled(3, send::WRITE)
+            .with_inline(&[1; 8])
+            .at(&b.mr, 0),
+    );
     let cqe = world.until("the end of the wait", || a.poll());
     assert_eq!((cqe.wr_id, cqe.status), (3, wc::RETRY_EXC_ERR), "{cqe:?}");
     control.restore();
@@ -346,15 +310,11 @@ fn a_link_that_stays_down_too_long_ends_the_qp_and_a_new_one_finds_the_peer_agai
         side.qp.reset_indices();
     }
     connect((&a.node, &a.qp), (&b.node, &b.qp), &SOON);
-    a.send(&SendWr {
-        wr_id: 4,
-        opcode: send::WRITE,
-        flags: wqe_flag::SIGNALED,
-        inline: Some(&[9; 8]),
-        rkey: b.mr.key,
-        remote_addr: b.mr.iova,
-        ..Default::default()
-    });
+    a.send(
+        &SendWr::signaled(4, send::WRITE)
+            .with_inline(&[9; 8])
+            .at(&b.mr, 0),
+    );
     assert_eq!(success(&world, &mut a, "the peer is found again").wr_id, 4);
     assert_eq!(b.mr.read(0, 8), [9; 8]);
     let _ = &mut b;
@@ -373,20 +333,13 @@ fn a_timeout_of_zero_waits_for_ever() {
         },
     );
     world.control().cut();
-    a.send(&SendWr {
-        wr_id: 3,
-        opcode: send::WRITE,
-        flags: wqe_flag::SIGNALED,
-        inline: Some(&[1; 8]),
-        rkey: b.mr.key,
-        remote_addr: b.mr.iova,
-        ..Default::default()
-    });
-    let until = Instant::now() + Duration::from_millis(300);
-    while Instant::now() < until {
-        world.step();
-        assert!(a.poll().is_none());
-    }
+    a.send(
+        &SendWr::signaled(3, send::WRITE)
+            .with_inline(&[1; 8])
+            .at(&b.mr, 0),
+    );
+    let time = Duration::from_millis(300);
+    silence(&world, &mut a, time, "a CQE while the link is down");
     world.control().restore();
     success(&world, &mut a, "the link is back");
 }
@@ -399,15 +352,11 @@ fn a_peer_that_holds_the_acknowledgement_but_answers_is_not_lost() {
     let control = world.control();
     control.delay(Left, Duration::from_millis(40));
     for n in 0..6 {
-        a.send(&SendWr {
-            wr_id: n,
-            opcode: send::WRITE,
-            flags: wqe_flag::SIGNALED,
-            inline: Some(&[1; 8]),
-            rkey: b.mr.key,
-            remote_addr: b.mr.iova,
-            ..Default::default()
-        });
+        a.send(
+            &SendWr::signaled(n, send::WRITE)
+                .with_inline(&[1; 8])
+                .at(&b.mr, 0),
+        );
         assert_eq!(success(&world, &mut a, "late, and in time").wr_id, n);
     }
 }
@@ -486,23 +435,9 @@ fn an_unreachable_gid_runs_the_timer_out() {
         let (mut a, b) = connected(&world, &SideOptions::default(), &SOON);
         to_state(&a.node, &a.qp, state::RESET).expect("RESET");
         a.qp.reset_indices();
-        let nowhere = [0xfd; 16];
-        for step in [
-            SOON.init(a.qp.qpn),
-            SOON.rtr(a.qp.qpn, 0, b.qp.qpn, nowhere),
-            SOON.rts(a.qp.qpn, 0),
-        ] {
-            a.node
-                .modify_qp(a.context.handle, &step)
-                .expect("a GID that nobody has is no error yet");
-        }
-        a.send(&SendWr {
-            wr_id: 1,
-            opcode: send::SEND,
-            flags: wqe_flag::SIGNALED,
-            inline: Some(&[1]),
-            ..Default::default()
-        });
+        // A GID that nobody has is no error yet.
+        to_rts(&a.node, &a.qp, 0, (b.qp.qpn, [0xfd; 16]), &SOON);
+        a.send(&SendWr::signaled(1, send::SEND).with_inline(&[1]));
         let cqe = world.until("nobody answers", || a.poll());
         assert_eq!(cqe.status, wc::RETRY_EXC_ERR, "{cqe:?}");
     }
@@ -516,15 +451,11 @@ fn a_qp_that_is_not_there_or_not_ready_counts_as_silence() {
         // Destroyed.
         let (mut a, b) = connected(&world, &SideOptions::default(), &SOON);
         b.node.destroy_qp(b.context, b.qp.qpn).expect("DESTROY_QP");
-        a.send(&SendWr {
-            wr_id: 1,
-            opcode: send::WRITE,
-            flags: wqe_flag::SIGNALED,
-            inline: Some(&[1]),
-            rkey: b.mr.key,
-            remote_addr: b.mr.iova,
-            ..Default::default()
-        });
+        a.send(
+            &SendWr::signaled(1, send::WRITE)
+                .with_inline(&[1])
+                .at(&b.mr, 0),
+        );
         let cqe = world.until("no such QP", || a.poll());
         assert_eq!(cqe.status, wc::RETRY_EXC_ERR, "{cqe:?}");
         // Not ready yet, and then it is.
@@ -535,20 +466,13 @@ fn a_qp_that_is_not_there_or_not_ready_counts_as_silence() {
         let (mut a, mut b) = connected(&world, &SideOptions::default(), &patient);
         to_state(&b.node, &b.qp, state::RESET).expect("RESET");
         b.qp.reset_indices();
-        a.send(&SendWr {
-            wr_id: 1,
-            opcode: send::WRITE,
-            flags: wqe_flag::SIGNALED,
-            inline: Some(&[5]),
-            rkey: b.mr.key,
-            remote_addr: b.mr.iova,
-            ..Default::default()
-        });
-        let until = Instant::now() + Duration::from_millis(50);
-        while Instant::now() < until {
-            world.step();
-            assert!(a.poll().is_none());
-        }
+        a.send(
+            &SendWr::signaled(1, send::WRITE)
+                .with_inline(&[5])
+                .at(&b.mr, 0),
+        );
+        let time = Duration::from_millis(50);
+        silence(&world, &mut a, time, "a CQE before the peer is ready");
         for step in [
             patient.init(b.qp.qpn),
             patient.rtr(b.qp.qpn, 1, a.qp.qpn, a.node.gid),
@@ -559,27 +483,15 @@ fn a_qp_that_is_not_there_or_not_ready_counts_as_silence() {
         assert_eq!(b.mr.read(0, 1), [5]);
         // Connected to somebody else: our frames are none of its business.
         let (a2, b2) = connected(&world, &SideOptions::default(), &SOON);
-        let mut intruder = conformance::side::Side::new(world.a(), &SideOptions::default());
-        for step in [
-            SOON.init(intruder.qp.qpn),
-            SOON.rtr(intruder.qp.qpn, 0, b2.qp.qpn, b2.node.gid),
-            SOON.rts(intruder.qp.qpn, 0),
-        ] {
-            intruder
-                .node
-                .modify_qp(intruder.context.handle, &step)
-                .expect("to RTS");
-        }
+        let mut intruder = Side::new(world.a(), &SideOptions::default());
+        let rightful = (b2.qp.qpn, b2.node.gid);
+        to_rts(&intruder.node, &intruder.qp, 0, rightful, &SOON);
         b2.mr.buffer.fill(0xee);
-        intruder.send(&SendWr {
-            wr_id: 1,
-            opcode: send::WRITE,
-            flags: wqe_flag::SIGNALED,
-            inline: Some(&[1]),
-            rkey: b2.mr.key,
-            remote_addr: b2.mr.iova,
-            ..Default::default()
-        });
+        intruder.send(
+            &SendWr::signaled(1, send::WRITE)
+                .with_inline(&[1])
+                .at(&b2.mr, 0),
+        );
         let cqe = world.until("a QP that is connected to another", || intruder.poll());
         assert_ne!(cqe.status, wc::SUCCESS, "{cqe:?}");
         assert!(b2.mr.buffer.holds_only(0xee));

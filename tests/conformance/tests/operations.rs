@@ -5,7 +5,7 @@ use conformance::node::QpOptions;
 use conformance::on_every_fabric;
 use conformance::random::{Random, payload};
 use conformance::rings::SendWr;
-use conformance::side::{Connection, Side, SideOptions, connected, sides, success};
+use conformance::side::{Connection, Side, SideOptions, connected, sides, success, to_rts};
 use conformance::world::World;
 
 /// Sizes around the edges of words, pages, frames and buffers.
@@ -37,16 +37,6 @@ fn big() -> SideOptions {
     }
 }
 
-fn signaled<'a>(opcode: u8, wr_id: u64, sges: &'a [Sge]) -> SendWr<'a> {
-    SendWr {
-        wr_id,
-        opcode,
-        flags: wqe_flag::SIGNALED,
-        sges,
-        ..Default::default()
-    }
-}
-
 /// Region bytes around the stretch that a message goes to stay as they were.
 fn around_untouched(side: &Side, at: usize, len: usize, filler: u8) {
     let before = at.saturating_sub(64);
@@ -72,11 +62,7 @@ on_every_fabric! {
                 a.mr.write(from, &data);
                 b.mr.buffer.fill(0xee);
                 let sges = [a.mr.sge(from, size)];
-                a.send(&SendWr {
-                    rkey: b.mr.key,
-                    remote_addr: b.mr.iova + to as u64,
-                    ..signaled(send::WRITE, size as u64, &sges)
-                });
+                a.send(&SendWr::signaled(size as u64, send::WRITE).with_sges(&sges).at(&b.mr, to as u64));
                 let cqe = success(world, &mut a, "a WRITE");
                 assert_eq!((cqe.wr_id, cqe.opcode), (size as u64, wc_opcode::RDMA_WRITE));
                 assert_eq!(b.mr.read(to, size), data, "{size} bytes from {from} to {to}");
@@ -96,11 +82,7 @@ on_every_fabric! {
                 b.mr.write(from, &data);
                 a.mr.buffer.fill(0xee);
                 let sges = [a.mr.sge(to, size)];
-                a.send(&SendWr {
-                    rkey: b.mr.key,
-                    remote_addr: b.mr.iova + from as u64,
-                    ..signaled(send::READ, size as u64, &sges)
-                });
+                a.send(&SendWr::signaled(size as u64, send::READ).with_sges(&sges).at(&b.mr, from as u64));
                 let cqe = success(world, &mut a, "a READ");
                 assert_eq!(cqe.opcode, wc_opcode::RDMA_READ);
                 assert_eq!(cqe.byte_len as usize, size, "7: READ has the bytes read");
@@ -119,7 +101,7 @@ on_every_fabric! {
                 b.mr.buffer.fill(0xee);
                 b.recv(77, to, size + slack);
                 let sges = [a.mr.sge(from, size)];
-                a.send(&signaled(send::SEND, size as u64, &sges));
+                a.send(&SendWr::signaled(size as u64, send::SEND).with_sges(&sges));
                 let cqe = success(world, &mut a, "a SEND");
                 assert_eq!(cqe.opcode, wc_opcode::SEND);
                 // The receive's CQE is there before the sender's: it was written before the acknowledgement.
@@ -147,7 +129,7 @@ on_every_fabric! {
                 imm: [0x01, 0x82, 0x03, 0xf4],
                 rkey: b.mr.key,
                 remote_addr: b.mr.iova + 8192,
-                ..signaled(opcode, 1, &sges)
+                ..SendWr::signaled(1, opcode).with_sges(&sges)
             });
             let cqe = success(world, &mut a, "a message with immediate data");
             assert_eq!(cqe.opcode, if opcode == send::WRITE_IMM { wc_opcode::RDMA_WRITE } else { wc_opcode::SEND });
@@ -206,7 +188,7 @@ on_every_fabric! {
             }
             b.mr.buffer.fill(0xee);
             b.qp.post_recv(round as u64, &to).expect("room");
-            a.send(&signaled(send::SEND, round as u64, &from));
+            a.send(&SendWr::signaled(round as u64, send::SEND).with_sges(&from));
             success(world, &mut a, "a gathered SEND");
             success(world, &mut b, "a scattered receive");
             let mut got = Vec::new();
@@ -219,7 +201,7 @@ on_every_fabric! {
             let linear = b.mr.buffer.len() - 65_536;
             b.mr.write(linear, &data);
             a.mr.buffer.fill(0xdd);
-            a.send(&SendWr { rkey: b.mr.key, remote_addr: b.mr.iova + linear as u64, ..signaled(send::READ, 1, &from) });
+            a.send(&SendWr::signaled(1, send::READ).with_sges(&from).at(&b.mr, linear as u64));
             success(world, &mut a, "a scattered READ");
             let got: Vec<u8> = from_places.iter().flat_map(|(place, len)| a.mr.read(*place, *len)).collect();
             assert_eq!(got, data, "round {round}: READ into {from_places:?}");
@@ -233,16 +215,11 @@ on_every_fabric! {
             let data = payload(size as u64, size);
             b.mr.buffer.fill(0);
             b.recv(1, 4000, size);
-            a.send(&SendWr { inline: Some(&data), ..signaled(send::SEND, 1, &[]) });
+            a.send(&SendWr::signaled(1, send::SEND).with_inline(&data));
             success(world, &mut a, "an inline SEND");
             success(world, &mut b, "its receive");
             assert_eq!(b.mr.read(4000, size), data);
-            a.send(&SendWr {
-                inline: Some(&data),
-                rkey: b.mr.key,
-                remote_addr: b.mr.iova + 8190,
-                ..signaled(send::WRITE, 1, &[])
-            });
+            a.send(&SendWr::signaled(1, send::WRITE).with_inline(&data).at(&b.mr, 8190));
             success(world, &mut a, "an inline WRITE");
             assert_eq!(b.mr.read(8190, size), data);
         }
@@ -262,7 +239,7 @@ on_every_fabric! {
                 b.recv(next_recv, 0, 4096);
                 next_recv += 1;
             }
-            a.send(&SendWr { rkey: b.mr.key, remote_addr: b.mr.iova + 32_768, ..signaled(opcode, n, &sges) });
+            a.send(&SendWr::signaled(n, opcode).with_sges(&sges).at(&b.mr, 32_768));
             expected.push(n);
         }
         for n in expected {
@@ -290,7 +267,7 @@ on_every_fabric! {
                 remote_addr: b.mr.iova,
                 ..Default::default()
             });
-            a.send(&signaled(send::SEND, 2, &[]));
+            a.send(&SendWr::signaled(2, send::SEND));
             success(world, &mut b, "the SEND behind the WRITE");
             assert!(b.mr.read(0, size).iter().all(|byte| *byte == round + 1));
             success(world, &mut a, "the SEND");
@@ -340,7 +317,7 @@ on_every_fabric! {
         b.mr.write(0, &data);
         for n in 0..32 {
             let sges = [a.mr.sge(n * 32_768, 32_768)];
-            a.send(&SendWr { rkey: b.mr.key, remote_addr: b.mr.iova + n as u64 * 32_768, ..signaled(send::READ, n as u64, &sges) });
+            a.send(&SendWr::signaled(n as u64, send::READ).with_sges(&sges).at(&b.mr, n as u64 * 32_768));
         }
         for n in 0..32 {
             assert_eq!(success(world, &mut a, "a READ of many").wr_id, n);
@@ -357,8 +334,8 @@ on_every_fabric! {
             a.mr.buffer.fill(0);
             b.recv(1, 1 << 20, 500_000);
             let sges = [a.mr.sge(0, 500_000)];
-            a.send(&SendWr { rkey: b.mr.key, remote_addr: b.mr.iova, ..signaled(send::READ, 1, &sges) });
-            a.send(&SendWr { flags: wqe_flag::SIGNALED | wqe_flag::FENCE, ..signaled(send::SEND, 2, &sges) });
+            a.send(&SendWr::signaled(1, send::READ).with_sges(&sges).at(&b.mr, 0));
+            a.send(&SendWr { flags: wqe_flag::SIGNALED | wqe_flag::FENCE, ..SendWr::signaled(2, send::SEND).with_sges(&sges) });
             assert_eq!(success(world, &mut a, "the READ").wr_id, 1);
             assert_eq!(success(world, &mut a, "the fenced SEND").wr_id, 2);
             success(world, &mut b, "its receive");
@@ -369,7 +346,7 @@ on_every_fabric! {
     fn a_message_of_no_bytes_asks_for_no_key(world: &World) {
         let (mut a, mut b) = sides(world);
         for opcode in [send::WRITE, send::READ] {
-            let nowhere = SendWr { rkey: 0x00de_ad00, remote_addr: 0x1234, ..signaled(opcode, 1, &[]) };
+            let nowhere = SendWr { rkey: 0x00de_ad00, remote_addr: 0x1234, ..SendWr::signaled(1, opcode) };
             a.send(&nowhere);
             success(world, &mut a, "zero bytes, no key");
             let sges = [Sge { addr: 0x99, length: 0, lkey: 0x7777 }];
@@ -377,7 +354,7 @@ on_every_fabric! {
             success(world, &mut a, "an SGE of zero bytes");
         }
         b.qp.post_recv(3, &[]).expect("room");
-        a.send(&signaled(send::SEND, 1, &[]));
+        a.send(&SendWr::signaled(1, send::SEND));
         success(world, &mut a, "a SEND of nothing");
         let cqe = success(world, &mut b, "its receive");
         assert_eq!((cqe.wr_id, cqe.byte_len), (3, 0));
@@ -398,7 +375,7 @@ on_every_fabric! {
                     let len = random.below(8192) as usize;
                     let sges = [own.mr.sge(16_384 + random.below(4096) as usize, len)];
                     let opcode = random.pick(&[send::SEND, send::WRITE, send::READ, send::WRITE_IMM, send::SEND_IMM]);
-                    own.send(&SendWr { rkey: far.mr.key, remote_addr: far.mr.iova + 65_536, ..signaled(opcode, posted[me], &sges) });
+                    own.send(&SendWr::signaled(posted[me], opcode).with_sges(&sges).at(&far.mr, 65_536));
                     posted[me] += 1;
                 }
                 while let Some(cqe) = own.poll() {
@@ -432,7 +409,7 @@ on_every_fabric! {
             for (n, (qa, _)) in qps.iter_mut().enumerate() {
                 let sges = [a.mr.sge(n * 4096, 4000)];
                 a.mr.write(n * 4096, &payload(round * 64 + n as u64, 4000));
-                qa.post_send(&SendWr { rkey: b.mr.key, remote_addr: b.mr.iova + n as u64 * 4096, ..signaled(send::WRITE, n as u64, &sges) }).expect("room");
+                qa.post_send(&SendWr::signaled(n as u64, send::WRITE).with_sges(&sges).at(&b.mr, n as u64 * 4096)).expect("room");
             }
             let mut seen = [false; 63];
             for _ in 0..63 {
@@ -460,11 +437,9 @@ on_every_fabric! {
         b.recv(1, 0, 100);
         b.recv(2, 0, 100);
         b.node.modify_qp(b.context.handle, &c.rtr(b.qp.qpn, 1, a.qp.qpn, a.node.gid)).expect("RTR");
-        for step in [c.init(a.qp.qpn), c.rtr(a.qp.qpn, 0, b.qp.qpn, b.node.gid), c.rts(a.qp.qpn, 0)] {
-            a.node.modify_qp(a.context.handle, &step).expect("to RTS");
-        }
+        to_rts(&a.node, &a.qp, 0, (b.qp.qpn, b.node.gid), c);
         for n in 0..2 {
-            a.send(&SendWr { inline: Some(&[7; 10]), ..signaled(send::SEND, n, &[]) });
+            a.send(&SendWr::signaled(n, send::SEND).with_inline(&[7; 10]));
             success(world, &mut a, "a SEND to a QP in RTR");
             success(world, &mut b, "a receive in RTR");
         }
@@ -476,17 +451,17 @@ on_every_fabric! {
 
     fn a_posted_queue_that_is_polled_costs_no_doorbell(world: &World) {
         let (mut a, b) = sides(world);
-        a.send(&SendWr { inline: Some(&[1]), rkey: b.mr.key, remote_addr: b.mr.iova, ..signaled(send::WRITE, 0, &[]) });
+        a.send(&SendWr::signaled(0, send::WRITE).with_inline(&[1]).at(&b.mr, 0));
         success(world, &mut a, "the first");
         world.quiet();
         let asleep = a.node.bells.rings();
-        a.send(&SendWr { inline: Some(&[1]), rkey: b.mr.key, remote_addr: b.mr.iova, ..signaled(send::WRITE, 0, &[]) });
+        a.send(&SendWr::signaled(0, send::WRITE).with_inline(&[1]).at(&b.mr, 0));
         assert_eq!(a.node.bells.rings(), asleep + 1, "a device that sleeps asks to be woken");
         world.step();
         let awake = a.node.bells.rings();
         for n in 0..10 {
             // The device has not slept since: these are seen without a doorbell.
-            a.send(&SendWr { inline: Some(&[2]), rkey: b.mr.key, remote_addr: b.mr.iova, ..signaled(send::WRITE, n, &[]) });
+            a.send(&SendWr::signaled(n, send::WRITE).with_inline(&[2]).at(&b.mr, 0));
         }
         assert_eq!(a.node.bells.rings(), awake, "a device that is at work does not ask to be woken");
         for _ in 0..11 {
@@ -504,7 +479,7 @@ on_every_fabric! {
         for n in 0..500u64 {
             b.recv(n, 0, 64);
             let data = payload(n, 40);
-            a.send(&SendWr { inline: Some(&data), ..signaled(send::SEND, n, &[]) });
+            a.send(&SendWr::signaled(n, send::SEND).with_inline(&data));
             assert_eq!(success(world, &mut a, "a SEND").wr_id, n);
             assert_eq!(success(world, &mut b, "a receive").wr_id, n);
             assert_eq!(b.mr.read(0, 40), data);
@@ -520,7 +495,7 @@ on_every_fabric! {
         let (mut a, mut b) = connected(world, &options, &Connection::default());
         for n in 0..20u64 {
             b.recv(n, 0, 64);
-            a.send(&SendWr { inline: Some(&[9; 9]), ..signaled(send::SEND, n, &[]) });
+            a.send(&SendWr::signaled(n, send::SEND).with_inline(&[9; 9]));
             assert_eq!(success(world, &mut a, "a SEND").wr_id, n);
             assert_eq!(success(world, &mut b, "a receive").wr_id, n);
         }
@@ -534,7 +509,7 @@ on_every_fabric! {
         let plain = a.node.reg_mr(a.context, a.pd, buffer, 100, 5000, 0).expect("a region with no rights");
         b.recv(1, 0, 5000);
         let sges = [plain.sge(0, 5000)];
-        a.send(&signaled(send::SEND, 1, &sges));
+        a.send(&SendWr::signaled(1, send::SEND).with_sges(&sges));
         success(world, &mut a, "a SEND from it");
         success(world, &mut b, "the receive");
         assert_eq!(b.mr.read(0, 5000), data);

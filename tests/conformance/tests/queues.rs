@@ -10,15 +10,11 @@ use conformance::side::{Connection, Side, SideOptions, connect, connected, sides
 use conformance::world::World;
 
 fn post_write(a: &mut Side, b: &Side, wr_id: u64) {
-    a.send(&SendWr {
-        wr_id,
-        opcode: send::WRITE,
-        flags: wqe_flag::SIGNALED,
-        inline: Some(&wr_id.to_le_bytes()),
-        rkey: b.mr.key,
-        remote_addr: b.mr.iova + 8 * (wr_id % 1024),
-        ..Default::default()
-    });
+    a.send(
+        &SendWr::signaled(wr_id, send::WRITE)
+            .with_inline(&wr_id.to_le_bytes())
+            .at(&b.mr, 8 * (wr_id % 1024)),
+    );
 }
 
 fn post_send(a: &mut Side, wr_id: u64, flags: u8) {
@@ -237,7 +233,7 @@ on_every_fabric! {
             let far = b.node.create_qp(b.context, b.pd, b.cq.cqn, b.cq.cqn, &QpOptions::default()).expect("a QP");
             connect((&node, &qp), (&b.node, &far), &Connection::default());
             cq.arm(Arm::Any);
-            qp.post_send(&SendWr { opcode: send::WRITE, flags: wqe_flag::SIGNALED, rkey: b.mr.key, remote_addr: b.mr.iova, ..Default::default() }).expect("room");
+            qp.post_send(&SendWr::signaled(0, send::WRITE).at(&b.mr, 0)).expect("room");
             world.until("the event", || (!node.events.completions().is_empty()).then_some(()));
             assert_eq!(node.events.take_completions(), [(vector as u16, cq.cqn, 0)]);
         }

@@ -18,7 +18,7 @@ on_every_fabric! {
             a.mr.write(0, &data);
             let sges = [a.mr.sge(0, 9000)];
             for n in 0..3 {
-                a.send(&SendWr { wr_id: n, opcode, flags: wqe_flag::SIGNALED, sges: &sges, rkey: b.mr.key, remote_addr: b.mr.iova, ..Default::default() });
+                a.send(&SendWr::signaled(n, opcode).with_sges(&sges).at(&b.mr, 0));
             }
             let until = Instant::now() + Duration::from_millis(30);
             while Instant::now() < until {
@@ -102,7 +102,7 @@ on_every_fabric! {
         }
         conformance::side::connect((&a.node, &a.qp), (&b.node, &b.qp), &Connection::default());
         b.recv(1, 0, 64);
-        a.send(&SendWr { wr_id: 50, opcode: send::SEND, flags: wqe_flag::SIGNALED, inline: Some(&[1]), ..Default::default() });
+        a.send(&SendWr::signaled(50, send::SEND).with_inline(&[1]));
         let cqe = success(world, &mut a, "after RESET");
         assert_eq!((cqe.wr_id, cqe.wqe_index), (50, 0), "indices start again");
         success(world, &mut b, "its receive");
@@ -111,7 +111,7 @@ on_every_fabric! {
     fn reset_discards_what_was_posted(world: &World) {
         let (mut a, mut b) = sides(world);
         for n in 0..5 {
-            a.send(&SendWr { wr_id: n, opcode: send::SEND, flags: wqe_flag::SIGNALED, inline: Some(&[1]), ..Default::default() });
+            a.send(&SendWr::signaled(n, send::SEND).with_inline(&[1]));
             a.recv(n, 0, 8);
         }
         world.step();
@@ -143,7 +143,7 @@ on_every_fabric! {
         let (mut a, b) = sides(world);
         to_state(&a.node, &a.qp, state::SQD).expect("SQD");
         b.mr.buffer.fill(0);
-        a.send(&SendWr { wr_id: 1, opcode: send::WRITE, flags: wqe_flag::SIGNALED, inline: Some(&[7]), rkey: b.mr.key, remote_addr: b.mr.iova, ..Default::default() });
+        a.send(&SendWr::signaled(1, send::WRITE).with_inline(&[7]).at(&b.mr, 0));
         world.settle();
         assert!(a.poll().is_none());
         assert!(b.mr.buffer.holds_only(0));
@@ -155,7 +155,7 @@ on_every_fabric! {
     fn a_destroyed_qp_leaves_no_completions_behind(world: &World) {
         let (mut a, mut b) = sides(world);
         for n in 0..4 {
-            a.send(&SendWr { wr_id: n, opcode: send::SEND, flags: wqe_flag::SIGNALED, inline: Some(&[1]), ..Default::default() });
+            a.send(&SendWr::signaled(n, send::SEND).with_inline(&[1]));
             a.recv(n, 0, 8);
         }
         world.step();

@@ -2,11 +2,11 @@
 
 use std::time::{Duration, Instant};
 
-use conformance::layout::{send, wc, wqe_flag};
+use conformance::layout::{Cqe, send, wc, wqe_flag};
 use conformance::node::QpOptions;
 use conformance::random::{Random, payload};
 use conformance::rings::{Arm, SendWr};
-use conformance::side::{Connection, Side, SideOptions, connected, sides};
+use conformance::side::{Connection, Side, SideOptions, connect, connected, sides};
 use conformance::watchdog::Watchdog;
 use conformance::world::{Kind, Options, World};
 
@@ -25,7 +25,7 @@ fn world(kind: Kind, spin: Duration) -> World {
 const SOON: Duration = Duration::from_secs(10);
 
 /// Waits for a CQE by polling, as a process that spins.
-fn spin(side: &mut Side, what: &str) -> conformance::layout::Cqe {
+fn spin(side: &mut Side, what: &str) -> Cqe {
     let started = Instant::now();
     loop {
         if let Some(cqe) = side.poll() {
@@ -41,7 +41,7 @@ fn spin(side: &mut Side, what: &str) -> conformance::layout::Cqe {
 }
 
 /// Waits for a CQE by arming and sleeping, as a process in `ibv_get_cq_event`.
-fn sleep(side: &mut Side, what: &str) -> conformance::layout::Cqe {
+fn sleep(side: &mut Side, what: &str) -> Cqe {
     loop {
         if let Some(cqe) = side.poll() {
             assert_eq!(cqe.status, wc::SUCCESS, "{what}: {cqe:?}");
@@ -59,12 +59,7 @@ fn sleep(side: &mut Side, what: &str) -> conformance::layout::Cqe {
     }
 }
 
-fn ping_pong(
-    kind: Kind,
-    device_spin: Duration,
-    rounds: u64,
-    waits: fn(&mut Side, &str) -> conformance::layout::Cqe,
-) {
+fn ping_pong(kind: Kind, device_spin: Duration, rounds: u64, waits: fn(&mut Side, &str) -> Cqe) {
     let _watchdog = Watchdog::new("ping-pong", Duration::from_secs(120));
     let world = world(kind, device_spin);
     let (mut a, mut b) = sides(&world);
@@ -74,26 +69,14 @@ fn ping_pong(
         for n in 0..rounds {
             assert_eq!(waits(&mut b, "the question").wr_id, 2 * n);
             b.recv(2 * n + 2, 0, 64);
-            b.send(&SendWr {
-                wr_id: 2 * n + 1,
-                opcode: send::SEND,
-                flags: wqe_flag::SIGNALED,
-                inline: Some(&n.to_le_bytes()),
-                ..Default::default()
-            });
+            b.send(&SendWr::signaled(2 * n + 1, send::SEND).with_inline(&n.to_le_bytes()));
             assert_eq!(waits(&mut b, "the answer").wr_id, 2 * n + 1);
         }
         b
     });
     for n in 0..rounds {
         a.recv(2 * n, 0, 64);
-        a.send(&SendWr {
-            wr_id: 2 * n + 1,
-            opcode: send::SEND,
-            flags: wqe_flag::SIGNALED,
-            inline: Some(&n.to_le_bytes()),
-            ..Default::default()
-        });
+        a.send(&SendWr::signaled(2 * n + 1, send::SEND).with_inline(&n.to_le_bytes()));
         for _ in 0..2 {
             let cqe = waits(&mut a, "question or answer");
             assert_eq!(cqe.wr_id, if cqe.is_send() { 2 * n + 1 } else { 2 * n });
@@ -209,18 +192,12 @@ fn one_sided_work_asks_nothing_of_the_target() {
         };
         let mut a = Side::new(world.a(), &SideOptions::default());
         let mut b = Side::new(world.b(), &options);
-        conformance::side::connect((&a.node, &a.qp), (&b.node, &b.qp), &Connection::default());
+        connect((&a.node, &a.qp), (&b.node, &b.qp), &Connection::default());
         for n in 0..4 {
             b.recv(n, 0, 8);
         }
         for n in 0..4 {
-            a.send(&SendWr {
-                wr_id: n,
-                opcode: send::SEND,
-                flags: wqe_flag::SIGNALED,
-                inline: Some(&[1; 8]),
-                ..Default::default()
-            });
+            a.send(&SendWr::signaled(n, send::SEND).with_inline(&[1; 8]));
             spin(&mut a, "what fills the target's CQ");
         }
         b.node.events.set_room(0, 0);
