@@ -5,6 +5,7 @@
 //! else. [`world::World`] puts one or two nodes on a fabric and runs their devices, step by step in the caller's thread or each on a
 //! thread of its own; [`side`] has what most tests start from.
 
+pub mod counting;
 pub mod doorbell;
 pub mod events;
 pub mod host;

@@ -1,38 +1,11 @@
 //! Messages cross the whole device, both sides of it, without a single allocation once its buffers have grown.
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
-
+use conformance::counting::{Counting, allocations};
 use conformance::layout::send;
 use conformance::on_every_fabric;
 use conformance::rings::SendWr;
 use conformance::side::{Connection, Side, SideOptions, connected};
 use conformance::world::World;
-
-thread_local! {
-    static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
-}
-
-/// Counts the calls of each thread.
-struct Counting;
-
-// SAFETY: hands every call on to the system's allocator unchanged.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.with(|count| count.set(count.get() + 1));
-        // SAFETY: the caller's promises are passed on.
-        unsafe { System.alloc(layout) }
-    }
-    unsafe fn dealloc(&self, base: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promises are passed on.
-        unsafe { System.dealloc(base, layout) }
-    }
-    unsafe fn realloc(&self, base: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        ALLOCATIONS.with(|count| count.set(count.get() + 1));
-        // SAFETY: the caller's promises are passed on.
-        unsafe { System.realloc(base, layout, size) }
-    }
-}
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
@@ -79,11 +52,12 @@ on_every_fabric! {
             for _ in 0..20 {
                 batch(world, &mut a, &mut b, size);
             }
-            let before = ALLOCATIONS.with(Cell::get);
+            let before = allocations();
+            assert_ne!(before, 0, "the allocator counts");
             for _ in 0..20 {
                 batch(world, &mut a, &mut b, size);
             }
-            let made = ALLOCATIONS.with(Cell::get) - before;
+            let made = allocations() - before;
             assert_eq!(made, 0, "allocations for {} messages of {size} bytes", 20 * 4 * BATCH);
         }
     }

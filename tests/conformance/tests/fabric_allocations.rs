@@ -1,40 +1,14 @@
 //! Frames cross the fabric without a single allocation, once its buffers have grown.
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use conformance::counting::{Counting, allocations};
 use devices::rdma::fabric::frame::{FrameHeader, kind};
 use devices::rdma::fabric::tcp::{TcpConfig, TcpFabric};
 use devices::rdma::fabric::{Fabric, PeerId, Placement, Sink};
 use devices::rdma::memory::Segment;
 use devices::rdma::stats::Stats;
-
-thread_local! {
-    static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
-}
-
-/// Counts the calls of each thread.
-struct Counting;
-
-// SAFETY: hands every call on to the system's allocator unchanged.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.with(|count| count.set(count.get() + 1));
-        // SAFETY: the caller's promises are passed on.
-        unsafe { System.alloc(layout) }
-    }
-    unsafe fn dealloc(&self, base: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promises are passed on.
-        unsafe { System.dealloc(base, layout) }
-    }
-    unsafe fn realloc(&self, base: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        ALLOCATIONS.with(|count| count.set(count.get() + 1));
-        // SAFETY: the caller's promises are passed on.
-        unsafe { System.realloc(base, layout, size) }
-    }
-}
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
@@ -132,7 +106,8 @@ fn frames_of_every_size_cross_without_allocation() {
     };
     // Buffers grow to what the load wants.
     cross(4000);
-    let before = ALLOCATIONS.get();
+    let before = allocations();
+    assert_ne!(before, 0, "the allocator counts");
     cross(4000);
-    assert_eq!(ALLOCATIONS.get() - before, 0);
+    assert_eq!(allocations() - before, 0);
 }
