@@ -59,6 +59,17 @@ impl Mr {
     pub fn read(&self, at: usize, len: usize) -> Vec<u8> {
         self.buffer.read(self.start + at, len)
     }
+    /// Panics unless the bytes of its pages before and after it are all `filler`.
+    pub fn assert_edges(&self, filler: u8) {
+        let (start, end) = (self.start, self.start + self.len as usize);
+        let whole = end.next_multiple_of(PAGE);
+        for (at, len, which) in [(0, start, "before"), (end, whole - end, "after")] {
+            assert!(
+                self.buffer.read(at, len).iter().all(|byte| *byte == filler),
+                "bytes {which} a region were written"
+            );
+        }
+    }
 }
 
 /// How a QP is to be.

@@ -10,7 +10,7 @@ use conformance::hostile::rings::{Attacker, attack, scribble};
 use conformance::hostile::victim::{Victim, canaries};
 use conformance::hostile::{duration, seed};
 use conformance::layout::command;
-use conformance::random::Random;
+use conformance::random::{Random, Source};
 use conformance::watchdog::Watchdog;
 use conformance::world::{Kind, Options, World};
 

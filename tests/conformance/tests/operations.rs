@@ -3,7 +3,7 @@
 use conformance::layout::{Sge, access, cqe_flag, event, send, state, wc, wc_opcode, wqe_flag};
 use conformance::node::QpOptions;
 use conformance::on_every_fabric;
-use conformance::random::{Random, payload};
+use conformance::random::{Random, Source, payload};
 use conformance::rings::SendWr;
 use conformance::side::{Connection, Side, SideOptions, connected, sides, success, to_rts};
 use conformance::world::World;

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use conformance::layout::{Cqe, send, wc, wqe_flag};
 use conformance::node::QpOptions;
-use conformance::random::{Random, payload};
+use conformance::random::{Random, Source, payload};
 use conformance::rings::{Arm, SendWr};
 use conformance::side::{Connection, Side, SideOptions, connect, connected, sides};
 use conformance::watchdog::Watchdog;

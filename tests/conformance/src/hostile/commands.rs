@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use super::Source;
 use super::victim::{Secrets, Victim, canaries};
 use crate::layout::{Body, CreateCq, CreateQp, QpAttributes, RegMr, command, le32, request};
 use crate::memory::Buffer;
 use crate::node::Node;
+use crate::random::Source;
 use crate::world::World;
 
 /// Somebody who gives commands that nobody checked.

@@ -10,11 +10,11 @@ use devices::rdma::fabric::loopback::LoopbackFabric;
 use devices::rdma::fabric::{Fabric, Gid, PeerId, Placement, SendError, Sink};
 use devices::rdma::memory::Segment;
 
-use super::Source;
 use super::victim::{Victim, canaries};
 use crate::layout::{QpAttributes, access, mask, send, state, wqe_flag};
 use crate::memory::CANARY;
 use crate::node::{Context, Mr, Node, QpOptions};
+use crate::random::Source;
 use crate::rings::{Cq, Qp, SendWr};
 use crate::side::Connection;
 use crate::world::{Kind, Options, World, node};
@@ -607,16 +607,7 @@ impl Target {
             "a region without REMOTE_WRITE was written"
         );
         for mr in &self.mrs[1..] {
-            let (start, end) = (mr.start, mr.start + mr.len as usize);
-            let whole = end.next_multiple_of(4096);
-            assert!(
-                mr.buffer.read(0, start).iter().all(|b| *b == 0x5d),
-                "bytes before a region were written"
-            );
-            assert!(
-                mr.buffer.read(end, whole - end).iter().all(|b| *b == 0x5d),
-                "bytes after a region were written"
-            );
+            mr.assert_edges(0x5d);
         }
     }
 

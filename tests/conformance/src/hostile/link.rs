@@ -7,9 +7,9 @@ use std::time::Instant;
 
 use devices::rdma::fabric::frame::{FrameHeader, kind};
 
-use super::Source;
 use super::victim::{Victim, canaries};
 use crate::host::BOUND;
+use crate::random::Source;
 use crate::world::{Kind, Options, World, node, tcp_fabric};
 
 /// Two monitors with a link between them, and a port to attack.

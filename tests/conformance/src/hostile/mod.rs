@@ -8,67 +8,7 @@ pub mod link;
 pub mod rings;
 pub mod victim;
 
-use crate::random::Random;
-
-/// Where choices come from.
-pub trait Source {
-    /// Any 64 bits.
-    fn word(&mut self) -> u64;
-
-    /// Whether no more choices are to be had.
-    fn exhausted(&self) -> bool {
-        false
-    }
-
-    /// A number below `bound`, which is not 0.
-    fn below(&mut self, bound: u64) -> u64 {
-        self.word() % bound
-    }
-
-    /// True once in `n`.
-    fn one_in(&mut self, n: u64) -> bool {
-        self.below(n) == 0
-    }
-
-    /// One of them.
-    fn pick<T: Copy>(&mut self, of: &[T]) -> T
-    where
-        Self: Sized,
-    {
-        of[self.below(of.len() as u64) as usize]
-    }
-
-    /// Bytes.
-    fn fill(&mut self, bytes: &mut [u8]) {
-        for chunk in bytes.chunks_mut(8) {
-            let word = self.word().to_le_bytes();
-            chunk.copy_from_slice(&word[..chunk.len()]);
-        }
-    }
-
-    /// An integer of the sort that finds mistakes: edges, powers of two and their neighbours, and anything.
-    fn edge(&mut self) -> u64 {
-        match self.below(6) {
-            0 => self.below(4),
-            1 => u64::MAX - self.below(4),
-            2 => (1u64 << self.below(64))
-                .wrapping_add(self.below(3))
-                .wrapping_sub(1),
-            3 => 0xffff_ffff - self.below(2),
-            4 => self.below(0x1_0000),
-            _ => self.word(),
-        }
-    }
-}
-
-impl Source for Random {
-    fn word(&mut self) -> u64 {
-        Random::word(self)
-    }
-    fn below(&mut self, bound: u64) -> u64 {
-        Random::below(self, bound)
-    }
-}
+use crate::random::Source;
 
 /// A fuzzer's bytes. Small choices take one byte, so that a mutation of a byte is a mutation of a choice.
 pub struct Bytes<'a>(pub &'a [u8]);

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::Source;
 use super::victim::{Secrets, Victim, canaries};
 use crate::layout::{CQ_ERROR, QpAttributes, SendHeader, Sge, Status, access, mask, state};
 use crate::memory::Buffer;
 use crate::node::{Context, KERNEL, Mr, Node, QpOptions};
+use crate::random::Source;
 use crate::rings::{Cq, Qp, SendWr};
 use crate::side::Connection;
 use crate::world::World;
@@ -425,16 +425,7 @@ impl Attacker {
                 "a region without LOCAL_WRITE was written"
             );
             for mr in &half.mrs {
-                let (start, end) = (mr.start, mr.start + mr.len as usize);
-                let whole = end.next_multiple_of(4096);
-                assert!(
-                    mr.buffer.read(0, start).iter().all(|b| *b == 0x5d),
-                    "bytes before a region were written"
-                );
-                assert!(
-                    mr.buffer.read(end, whole - end).iter().all(|b| *b == 0x5d),
-                    "bytes after a region were written"
-                );
+                mr.assert_edges(0x5d);
             }
         }
     }
@@ -451,23 +442,12 @@ impl Attacker {
 
     /// Rings and control blocks, for somebody else to scribble in meanwhile.
     pub fn rings(&self) -> Vec<&Buffer> {
-        let half = |half: &'static str| {
-            if half == "near" {
-                &self.near
-            } else {
-                &self.far
-            }
-        };
-        ["near", "far"]
-            .into_iter()
-            .flat_map(|name| {
-                let half = half(name);
-                half.qps
-                    .iter()
-                    .map(|qp| &qp.buffer)
-                    .chain(half.cqs.iter().map(|cq| &cq.buffer))
-            })
-            .collect()
+        let mut buffers = Vec::new();
+        for half in [&self.near, &self.far] {
+            buffers.extend(half.qps.iter().map(|qp| &qp.buffer));
+            buffers.extend(half.cqs.iter().map(|cq| &cq.buffer));
+        }
+        buffers
     }
 }
 

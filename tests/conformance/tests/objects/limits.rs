@@ -142,30 +142,27 @@ fn limits_are_limits() {
     let again = node.create_context().expect("there is room again");
     let pd = node.create_pd(again).expect("a PD");
     let cq = node.create_cq(again, 1, 0).expect("a CQ");
-    let too_many = QpOptions {
-        send_sge: limits.max_send_sge + 1,
-        ..Default::default()
-    };
-    assert_eq!(
-        node.create_qp(again, pd, cq.cqn, cq.cqn, &too_many).err(),
-        Some(Status::Invalid)
-    );
-    let too_many = QpOptions {
-        recv_sge: limits.max_recv_sge + 1,
-        ..Default::default()
-    };
-    assert_eq!(
-        node.create_qp(again, pd, cq.cqn, cq.cqn, &too_many).err(),
-        Some(Status::Invalid)
-    );
-    let too_much = QpOptions {
-        inline: limits.max_inline + 1,
-        ..Default::default()
-    };
-    assert_eq!(
-        node.create_qp(again, pd, cq.cqn, cq.cqn, &too_much).err(),
-        Some(Status::Invalid)
-    );
+    let usual = QpOptions::default();
+    for too_much in [
+        QpOptions {
+            send_sge: limits.max_send_sge + 1,
+            ..usual
+        },
+        QpOptions {
+            recv_sge: limits.max_recv_sge + 1,
+            ..usual
+        },
+        QpOptions {
+            inline: limits.max_inline + 1,
+            ..usual
+        },
+    ] {
+        assert_eq!(
+            node.create_qp(again, pd, cq.cqn, cq.cqn, &too_much).err(),
+            Some(Status::Invalid),
+            "{too_much:?}"
+        );
+    }
     let most = QpOptions {
         send_sge: limits.max_send_sge,
         recv_sge: limits.max_recv_sge,

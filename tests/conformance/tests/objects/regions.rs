@@ -4,7 +4,7 @@ use conformance::layout::{
     MR_EXTENTS, MR_MORE, RegMr, Sge, Status, access, command, send, wc, wqe_flag,
 };
 use conformance::memory::{DMA_OFFSET, PAGE};
-use conformance::node::{Mr, QpOptions};
+use conformance::node::QpOptions;
 use conformance::random::payload;
 use conformance::rings::SendWr;
 use conformance::side::{Connection, Side, SideOptions, connect, connected, sides, success};
@@ -13,8 +13,14 @@ use conformance::world::World;
 use super::{loopback, reg};
 
 /// Bytes that go through a region by WRITE and READ of a peer, first and last byte among them.
-fn region_works(world: &World, a: &mut Side, mr: &Mr, bytes: impl Fn(usize, usize) -> Vec<u8>) {
-    let len = mr.len as usize;
+fn region_works(
+    world: &World,
+    a: &mut Side,
+    key: u32,
+    region: &RegMr,
+    bytes: impl Fn(usize, usize) -> Vec<u8>,
+) {
+    let len = region.length as usize;
     for (at, size) in [
         (0, 1),
         (0, len.min(5000)),
@@ -25,24 +31,16 @@ fn region_works(world: &World, a: &mut Side, mr: &Mr, bytes: impl Fn(usize, usiz
         let data = payload((at + size) as u64, size);
         a.mr.write(0, &data);
         let sges = [a.mr.sge(0, size)];
-        let wr = SendWr {
-            flags: wqe_flag::SIGNALED,
-            sges: &sges,
-            rkey: mr.key,
-            remote_addr: mr.iova + at as u64,
-            ..Default::default()
+        let wr = |opcode| SendWr {
+            rkey: key,
+            remote_addr: region.iova + at as u64,
+            ..SendWr::signaled(0, opcode).with_sges(&sges)
         };
-        a.send(&SendWr {
-            opcode: send::WRITE,
-            ..wr
-        });
+        a.send(&wr(send::WRITE));
         success(world, a, "a WRITE");
         assert!(bytes(at, size) == data, "{size} bytes at {at}");
         a.mr.write(0, &vec![0; size]);
-        a.send(&SendWr {
-            opcode: send::READ,
-            ..wr
-        });
+        a.send(&wr(send::READ));
         success(world, a, "a READ");
         assert!(a.mr.read(0, size) == data);
     }
@@ -82,13 +80,6 @@ fn page_arrays_of_every_page_size_describe_memory_to_the_byte() {
         let key = node
             .reg_list(b.context, body.clone(), &list, 400)
             .unwrap_or_else(|status| panic!("2^{shift}, {offset}+{length}: {status:?}"));
-        let mr = Mr {
-            key,
-            iova: body.iova,
-            len: length,
-            buffer: node.memory.contiguous(1),
-            start: 0,
-        };
         let at = |at: usize, size: usize| {
             let mut out = Vec::with_capacity(size);
             let mut pos = offset as usize + at;
@@ -100,7 +91,7 @@ fn page_arrays_of_every_page_size_describe_memory_to_the_byte() {
             }
             out
         };
-        region_works(&world, &mut a, &mr, at);
+        region_works(&world, &mut a, key, &body, at);
         node.dereg_mr(b.context, key).expect("DEREG_MR");
         // The same list does not hold a byte more than it holds, nor a page that is not used.
         let room = ((pages as u64) << shift) - offset;
@@ -165,13 +156,6 @@ fn extents_describe_memory_to_the_byte() {
             let key = node
                 .reg_list(b.context, body.clone(), &list, per_command)
                 .unwrap_or_else(|status| panic!("{extents:?}: {status:?}"));
-            let mr = Mr {
-                key,
-                iova: body.iova,
-                len: length,
-                buffer: node.memory.contiguous(1),
-                start: 0,
-            };
             let at = |at: usize, size: usize| {
                 let whole: Vec<u8> = extents
                     .iter()
@@ -179,7 +163,7 @@ fn extents_describe_memory_to_the_byte() {
                     .collect();
                 whole[offset as usize + at..][..size].to_vec()
             };
-            region_works(&world, &mut a, &mr, at);
+            region_works(&world, &mut a, key, &body, at);
             node.dereg_mr(b.context, key).expect("DEREG_MR");
         }
         let mut long = body.clone();
@@ -289,14 +273,9 @@ fn a_list_in_many_commands_counts_and_commits() {
         .create_qp(a.context, a.pd, a.cq.cqn, a.cq.cqn, &QpOptions::default())
         .expect("a QP");
     connect((&node, &a.qp), (&node, &b3.qp), &Connection::default());
-    let mr = Mr {
-        key,
-        iova: 0xabcd_0000_0123,
-        len: 10 * PAGE as u64,
-        buffer: node.memory.contiguous(1),
-        start: 0,
-    };
-    region_works(&world, &mut a, &mr, |at, size| buffer.read(at, size));
+    region_works(&world, &mut a, key, &first, |at, size| {
+        buffer.read(at, size)
+    });
     // Half a region can be given up.
     let key = node
         .reg_mr_raw(b.context, &first)
