@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 use std::fs;
+use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
@@ -9,8 +10,69 @@ use anyhow::{Result, ensure};
 use crate::perftest::{Run, figures};
 use crate::vm::{Lab, Vm};
 
-const BANDWIDTH: [&str; 3] = ["ib_write_bw", "ib_read_bw", "ib_send_bw"];
-const LATENCY: [&str; 3] = ["ib_write_lat", "ib_read_lat", "ib_send_lat"];
+/// One kind of measurement: its runs, and what its table shows of them.
+struct Series {
+    tools: [&'static str; 3],
+    /// Messages are as long as these powers of two.
+    sizes: RangeInclusive<u32>,
+    iterations: u32,
+    options: &'static str,
+    /// Measured from the second VM to the first too.
+    both_ways: bool,
+    file: &'static str,
+    /// Digits after the point of the figures in the file.
+    digits: usize,
+    /// Characters of a column on the terminal.
+    width: usize,
+    columns: &'static [Column],
+}
+
+/// A column of figures.
+struct Column {
+    /// Which number of the tool's result line.
+    place: usize,
+    /// Name in the file.
+    name: &'static str,
+    /// Heading on the terminal, and digits after the point; None: in the file only.
+    shown: Option<(&'static str, usize)>,
+}
+
+const fn column(place: usize, name: &'static str, shown: Option<(&'static str, usize)>) -> Column {
+    Column { place, name, shown }
+}
+
+static BANDWIDTH: Series = Series {
+    tools: ["ib_write_bw", "ib_read_bw", "ib_send_bw"],
+    sizes: 6..=16,
+    iterations: 1_000,
+    options: "--report_gbits",
+    both_ways: true,
+    file: "results.csv",
+    digits: 6,
+    width: 10,
+    columns: &[
+        column(3, "bw_avg_gbps", Some(("Gb/s avg", 4))),
+        column(4, "msg_rate_mpps", Some(("Mpps", 5))),
+    ],
+};
+
+static LATENCY: Series = Series {
+    tools: ["ib_write_lat", "ib_read_lat", "ib_send_lat"],
+    sizes: 1..=12,
+    iterations: 200,
+    options: "",
+    both_ways: false,
+    file: "latency.csv",
+    digits: 2,
+    width: 12,
+    columns: &[
+        column(4, "typical_us", Some(("typical us", 2))),
+        column(5, "average_us", Some(("average us", 2))),
+        column(7, "p99_us", Some(("99 % us", 2))),
+        column(8, "p999_us", None),
+    ],
+};
+
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// A row of either table.
@@ -52,12 +114,8 @@ impl Row {
         Ok((row, complaint))
     }
 
-    fn figure(&self, column: usize, digits: usize) -> String {
-        match self
-            .figures
-            .as_ref()
-            .and_then(|figures| figures.get(column))
-        {
+    fn figure(&self, place: usize, digits: usize) -> String {
+        match self.figures.as_ref().and_then(|figures| figures.get(place)) {
             Some(value) => format!("{value:.digits$}"),
             None => String::new(),
         }
@@ -77,9 +135,14 @@ pub fn sweep(lab: &Lab) -> Result<()> {
         Ok(rows) => rows,
         Err(error) => return Err(error.context(format!("{}{}", a.log_tail(), b.log_tail()))),
     };
-    fs::write(lab.out.join("results.csv"), bandwidth_csv(&bandwidth))?;
-    fs::write(lab.out.join("latency.csv"), latency_csv(&latency))?;
-    print_tables(&bandwidth, &latency);
+    let results = [(&BANDWIDTH, &bandwidth), (&LATENCY, &latency)];
+    for (series, rows) in results {
+        fs::write(lab.out.join(series.file), csv(series, rows))?;
+    }
+    for (series, rows) in results {
+        print!("{}", table(series, rows));
+    }
+    println!();
     for vm in [&a, &b] {
         println!("loss counters of {}: {}", vm.name, vm.loss()?);
         ensure!(vm.loss()? == 0, "VM {} lost something", vm.name);
@@ -100,34 +163,44 @@ pub fn sweep(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-type Tables = (Vec<Row>, Vec<Row>, Vec<String>);
-
-fn measure_all(a: &Vm, b: &Vm) -> Result<Tables> {
-    let (mut bandwidth, mut latency, mut complaints) = (Vec::new(), Vec::new(), Vec::new());
+/// Runs both series. Returns the rows of each, and what the runs that failed said.
+fn measure_all(a: &Vm, b: &Vm) -> Result<(Vec<Row>, Vec<Row>, Vec<String>)> {
+    let mut complaints = Vec::new();
     let mut port = 20_000;
-    let mut one = |run: Run, client: &Vm, server: &Vm, rows: &mut Vec<Row>| -> Result<()> {
-        port += 1;
-        let (row, complaint) = Row::measure(&run, client, server, port)?;
-        rows.push(row);
-        if !complaint.is_empty() {
-            complaints.push(format!(
-                "{run:?} {}->{}\n{complaint}",
-                client.name, server.name
-            ));
-        }
-        Ok(())
-    };
-    for (client, server) in [(a, b), (b, a)] {
-        for tool in BANDWIDTH {
+    let mut measure = |series| measure_series(series, a, b, &mut port, &mut complaints);
+    let (bandwidth, latency) = (measure(&BANDWIDTH)?, measure(&LATENCY)?);
+    Ok((bandwidth, latency, complaints))
+}
+
+/// `port` is the one that was used last.
+fn measure_series(
+    series: &'static Series,
+    a: &Vm,
+    b: &Vm,
+    port: &mut u16,
+    complaints: &mut Vec<String>,
+) -> Result<Vec<Row>> {
+    let mut rows = Vec::new();
+    let ways = [(a, b), (b, a)];
+    for (client, server) in ways.into_iter().take(1 + usize::from(series.both_ways)) {
+        for tool in series.tools {
             let started = Instant::now();
-            for size in (6..=16).map(|n| 1 << n) {
+            for size in series.sizes.clone().map(|n| 1 << n) {
                 let run = Run {
                     tool,
                     size,
-                    iterations: 1_000,
-                    options: "--report_gbits".into(),
+                    iterations: series.iterations,
+                    options: series.options.into(),
                 };
-                one(run, client, server, &mut bandwidth)?;
+                *port += 1;
+                let (row, complaint) = Row::measure(&run, client, server, *port)?;
+                rows.push(row);
+                if !complaint.is_empty() {
+                    complaints.push(format!(
+                        "{run:?} {}->{}\n{complaint}",
+                        client.name, server.name
+                    ));
+                }
             }
             println!(
                 "{tool} {}->{}: {:.1} s",
@@ -137,109 +210,121 @@ fn measure_all(a: &Vm, b: &Vm) -> Result<Tables> {
             );
         }
     }
-    for tool in LATENCY {
-        let started = Instant::now();
-        for size in (1..=12).map(|n| 1 << n) {
-            let run = Run {
-                tool,
-                size,
-                iterations: 100,
-                options: String::new(),
-            };
-            one(run, a, b, &mut latency)?;
+    Ok(rows)
+}
+
+// Writing to a String, as the next two do, does not fail.
+
+/// What goes into the series' file.
+fn csv(series: &Series, rows: &[Row]) -> String {
+    let mut csv = String::from("tool,direction,size_bytes,iterations");
+    for column in series.columns {
+        let _ = write!(csv, ",{}", column.name);
+    }
+    csv.push_str(",client_rc,server_rc,loss_local,loss_remote\n");
+    for row in rows {
+        let Row {
+            tool,
+            direction,
+            size,
+            iterations,
+            client_rc,
+            server_rc,
+            loss_local,
+            loss_remote,
+            ..
+        } = row;
+        let _ = write!(csv, "{tool},{direction},{size},{iterations}");
+        for column in series.columns {
+            let _ = write!(csv, ",{}", row.figure(column.place, series.digits));
         }
-        println!("{tool} a->b: {:.1} s", started.elapsed().as_secs_f64());
-    }
-    Ok((bandwidth, latency, complaints))
-}
-
-fn bandwidth_csv(rows: &[Row]) -> String {
-    let mut csv = String::from(
-        "tool,direction,size_bytes,iterations,bw_avg_gbps,msg_rate_mpps,client_rc,server_rc,loss_local,loss_remote\n",
-    );
-    for row in rows {
-        let Row {
-            tool,
-            direction,
-            size,
-            iterations,
-            client_rc,
-            server_rc,
-            loss_local,
-            loss_remote,
-            ..
-        } = row;
-        let (average, rate) = (row.figure(3, 6), row.figure(4, 6));
-        // Writing to a String does not fail.
-        let _ = writeln!(
-            csv,
-            "{tool},{direction},{size},{iterations},{average},{rate},{client_rc},{server_rc},{loss_local},{loss_remote}"
-        );
+        let _ = writeln!(csv, ",{client_rc},{server_rc},{loss_local},{loss_remote}");
     }
     csv
 }
 
-fn latency_csv(rows: &[Row]) -> String {
-    let mut csv = String::from(
-        "tool,direction,size_bytes,iterations,typical_us,average_us,p99_us,p999_us,client_rc,server_rc,loss_local,loss_remote\n",
-    );
-    for row in rows {
-        let Row {
-            tool,
-            direction,
-            size,
-            iterations,
-            client_rc,
-            server_rc,
-            loss_local,
-            loss_remote,
-            ..
-        } = row;
-        let columns: Vec<String> = [4, 5, 7, 8].map(|column| row.figure(column, 2)).into();
-        let _ = writeln!(
-            csv,
-            "{tool},{direction},{size},{iterations},{},{client_rc},{server_rc},{loss_local},{loss_remote}",
-            columns.join(",")
-        );
+/// What goes to the terminal.
+fn table(series: &Series, rows: &[Row]) -> String {
+    let width = series.width;
+    let shown = || {
+        let columns = series.columns.iter();
+        columns.filter_map(|column| Some((column.place, column.shown?)))
+    };
+    let mut table = format!("\n{:<12} {:>5} {:>7}", "tool", "dir", "bytes");
+    for (_, (heading, _)) in shown() {
+        let _ = write!(table, " {heading:>width$}");
     }
-    csv
-}
-
-fn print_tables(bandwidth: &[Row], latency: &[Row]) {
-    println!(
-        "\n{:<12} {:>5} {:>7} {:>10} {:>10} {:>3}/{:<3} {:>5}",
-        "tool", "dir", "bytes", "Gb/s avg", "Mpps", "rc", "rc", "loss"
-    );
-    for row in bandwidth {
-        println!(
-            "{:<12} {:>5} {:>7} {:>10} {:>10} {:>3}/{:<3} {:>5}",
-            row.tool,
-            row.direction,
-            row.size,
-            row.figure(3, 4),
-            row.figure(4, 5),
+    let _ = writeln!(table, " {:>3}/{:<3} {:>5}", "rc", "rc", "loss");
+    for row in rows {
+        let _ = write!(
+            table,
+            "{:<12} {:>5} {:>7}",
+            row.tool, row.direction, row.size
+        );
+        for (place, (_, digits)) in shown() {
+            let _ = write!(table, " {:>width$}", row.figure(place, digits));
+        }
+        let _ = writeln!(
+            table,
+            " {:>3}/{:<3} {:>5}",
             row.client_rc,
             row.server_rc,
             row.loss_local + row.loss_remote
         );
     }
-    println!(
-        "\n{:<12} {:>5} {:>7} {:>12} {:>12} {:>12} {:>3}/{:<3} {:>5}",
-        "tool", "dir", "bytes", "typical us", "average us", "99 % us", "rc", "rc", "loss"
-    );
-    for row in latency {
-        println!(
-            "{:<12} {:>5} {:>7} {:>12} {:>12} {:>12} {:>3}/{:<3} {:>5}",
-            row.tool,
-            row.direction,
-            row.size,
-            row.figure(4, 2),
-            row.figure(5, 2),
-            row.figure(7, 2),
-            row.client_rc,
-            row.server_rc,
-            row.loss_local + row.loss_remote
+    table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rows(tools: [&'static str; 3], figures: &[f64]) -> [Row; 2] {
+        let row = |tool, figures| Row {
+            tool,
+            direction: "a->b".into(),
+            size: 4096,
+            iterations: 200,
+            figures,
+            client_rc: 0,
+            server_rc: -1,
+            loss_local: 2,
+            loss_remote: 1,
+        };
+        [row(tools[0], Some(figures.to_vec())), row(tools[2], None)]
+    }
+
+    #[test]
+    fn a_run_without_figures_leaves_its_columns_empty() {
+        let bandwidth = rows(
+            BANDWIDTH.tools,
+            &[4096.0, 1000.0, 1.5, 1.23456789, 0.0376543219],
+        );
+        assert_eq!(
+            csv(&BANDWIDTH, &bandwidth),
+            "tool,direction,size_bytes,iterations,bw_avg_gbps,msg_rate_mpps,client_rc,server_rc,loss_local,loss_remote\n\
+             ib_write_bw,a->b,4096,200,1.234568,0.037654,0,-1,2,1\n\
+             ib_send_bw,a->b,4096,200,,,0,-1,2,1\n"
+        );
+        assert_eq!(
+            table(&BANDWIDTH, &bandwidth),
+            "\ntool           dir   bytes   Gb/s avg       Mpps  rc/rc   loss\n\
+             ib_write_bw   a->b    4096     1.2346    0.03765   0/-1      3\n\
+             ib_send_bw    a->b    4096                         0/-1      3\n"
+        );
+        let figures = [4096.0, 200.0, 1.5, 99.0, 20.125, 21.5, 3.0, 33.333, 44.444];
+        let latency = rows(LATENCY.tools, &figures);
+        assert_eq!(
+            csv(&LATENCY, &latency),
+            "tool,direction,size_bytes,iterations,typical_us,average_us,p99_us,p999_us,client_rc,server_rc,loss_local,loss_remote\n\
+             ib_write_lat,a->b,4096,200,20.12,21.50,33.33,44.44,0,-1,2,1\n\
+             ib_send_lat,a->b,4096,200,,,,,0,-1,2,1\n"
+        );
+        assert_eq!(
+            table(&LATENCY, &latency),
+            "\ntool           dir   bytes   typical us   average us      99 % us  rc/rc   loss\n\
+             ib_write_lat  a->b    4096        20.12        21.50        33.33   0/-1      3\n\
+             ib_send_lat   a->b    4096                                          0/-1      3\n"
         );
     }
-    println!();
 }
