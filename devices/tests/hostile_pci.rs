@@ -104,6 +104,14 @@ impl Random {
             _ => n.rotate_left(13),
         }
     }
+    /// Below `limit`, but once in `n` as an attacker would choose it.
+    fn mostly_below(&mut self, limit: u64, n: u64) -> u64 {
+        if self.one_in(n) {
+            self.nasty()
+        } else {
+            self.below(limit)
+        }
+    }
 }
 
 struct Machine {
@@ -224,47 +232,12 @@ impl Machine {
                     inside
                 },
             );
-            self.put(
-                at + 8,
-                if random.one_in(3) {
-                    random.nasty() as u32
-                } else {
-                    random.below(9000) as u32
-                },
-            );
-            self.put(
-                at + 12,
-                if random.one_in(8) {
-                    random.nasty() as u16
-                } else {
-                    random.below(4) as u16
-                },
-            );
-            self.put(
-                at + 14,
-                if random.one_in(8) {
-                    random.nasty() as u16
-                } else {
-                    random.below(16) as u16
-                },
-            );
-            self.put(
-                base + 0x104 + 2 * n,
-                if random.one_in(8) {
-                    random.nasty() as u16
-                } else {
-                    random.below(16) as u16
-                },
-            );
+            self.put(at + 8, random.mostly_below(9000, 3) as u32);
+            self.put(at + 12, random.mostly_below(4, 8) as u16);
+            self.put(at + 14, random.mostly_below(16, 8) as u16);
+            self.put(base + 0x104 + 2 * n, random.mostly_below(16, 8) as u16);
         }
-        self.put(
-            base + 0x102,
-            if random.one_in(8) {
-                random.nasty() as u16
-            } else {
-                random.below(17) as u16
-            },
-        );
+        self.put(base + 0x102, random.mostly_below(17, 8) as u16);
         self.put(base + 0x100, random.below(2) as u16);
     }
 
@@ -275,14 +248,7 @@ impl Machine {
             if random.one_in(2) {
                 // A block request.
                 self.put(at, random.below(9) as u32);
-                self.put(
-                    at + 8,
-                    if random.one_in(3) {
-                        random.nasty()
-                    } else {
-                        random.below(2048)
-                    },
-                );
+                self.put(at + 8, random.mostly_below(2048, 3));
             } else {
                 // A vsock packet.
                 self.put(at, 3u64);

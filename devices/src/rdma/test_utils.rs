@@ -51,3 +51,24 @@ impl DmaSpace for FakeRam {
         self.dma.translate(dma, len, out)
     }
 }
+
+/// A small generator (Marsaglia's xorshift): variety, not quality, and the same each time, so that a failure repeats.
+pub(crate) struct Random(pub(crate) u64);
+
+impl Random {
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+
+    pub(crate) fn below(&mut self, limit: u64) -> u64 {
+        self.next() % limit
+    }
+
+    /// As [`Random::below`], for lengths and places.
+    pub(crate) fn index(&mut self, limit: usize) -> usize {
+        self.next() as usize % limit
+    }
+}

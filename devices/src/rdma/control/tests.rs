@@ -7,7 +7,7 @@ use zerocopy::{FromBytes, FromZeros, IntoBytes};
 use crate::rdma::events::{AsyncEvent, EventKind, EventSink};
 use crate::rdma::fabric::loopback::LoopbackFabric;
 use crate::rdma::objects::QpState;
-use crate::rdma::test_utils::FakeRam;
+use crate::rdma::test_utils::{FakeRam, Random};
 use crate::rdma::wire::*;
 use crate::rdma::{DeviceConfig, Limits, RdmaDevice};
 
@@ -767,21 +767,6 @@ fn a_reset_drops_everything() {
     assert_eq!(rig.counts(), [0; 4]);
     assert!(rig.seen.lock().unwrap().open.is_empty());
     rig.add_gid(0).unwrap();
-}
-
-/// A small generator of numbers, the same each time.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0
-    }
-    fn below(&mut self, n: u64) -> u64 {
-        self.next() % n
-    }
 }
 
 #[test]

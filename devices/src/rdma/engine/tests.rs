@@ -7,6 +7,7 @@ use crate::rdma::fabric::frame::kind;
 use crate::rdma::fabric::pair::{PairControl, PairFabric, Side, pair};
 use crate::rdma::fabric::{Fabric, Gid};
 use crate::rdma::objects::{QpAttributes, QpState};
+use crate::rdma::test_utils::Random;
 use crate::rdma::wire::{access, cqe_opcode, cqe_status, send_flag, send_opcode};
 
 const LEFT: Gid = [1; 16];
@@ -221,18 +222,6 @@ fn a_qp_that_ends_at_the_far_side_is_retry_exceeded_here() {
     assert_eq!(two.completions(1), [(1, cqe_status::RETRY_EXC_ERR)]);
 }
 
-/// A small generator; the tests need variety, not quality.
-struct Dice(u64);
-
-impl Dice {
-    fn roll(&mut self, below: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % below
-    }
-}
-
 /// Random operations while the link is lost and comes back at random, payloads arrive in parts, and the fabric is asked to forget memory: every one
 /// completes once, in order, with success, and what it moved is right.
 #[test]
@@ -241,7 +230,7 @@ fn a_link_that_comes_and_goes_loses_nothing_and_repeats_nothing() {
         let mut two = Two::with(|attrs| {
             (attrs.timeout, attrs.rnr_retry, attrs.min_rnr_timer) = (20, 7, 1);
         });
-        let mut dice = Dice(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
         two.control.pace(Side::Left, 10_000);
         two.control.pace(Side::Right, 10_000);
         let (key, far) = (two.left.key, two.right.key);
@@ -253,7 +242,7 @@ fn a_link_that_comes_and_goes_loses_nothing_and_repeats_nothing() {
         let (mut counter, mut receives) = (0_u64, Vec::new());
         let mut expected = Vec::new();
         for n in 0..total {
-            let length = [0, 1, 4096, 5000, 8192][dice.roll(5) as usize];
+            let length = [0, 1, 4096, 5000, 8192][random.below(5) as usize];
             let bytes: Vec<u8> = (0..length).map(|i| (i as u64 * 3 + n) as u8).collect();
             let mut post = Post {
                 wr_id: n,
@@ -263,7 +252,7 @@ fn a_link_that_comes_and_goes_loses_nothing_and_repeats_nothing() {
                 sges: vec![(slot(n), length, key)],
                 ..Post::default()
             };
-            match dice.roll(5) {
+            match random.below(5) {
                 0 => post.opcode = send_opcode::WRITE,
                 1 => post.opcode = send_opcode::SEND,
                 2 => {
@@ -300,20 +289,20 @@ fn a_link_that_comes_and_goes_loses_nothing_and_repeats_nothing() {
         let (mut done, mut got, mut posted) = (Vec::new(), Vec::new(), 0);
         let mut cuts = 0;
         two.run_until(|two| {
-            if dice.roll(40) == 0 && cuts < 30 {
+            if random.below(40) == 0 && cuts < 30 {
                 cuts += 1;
                 two.control.cut();
-                for _ in 0..dice.roll(5) {
+                for _ in 0..random.below(5) {
                     two.left.poll();
                     two.right.poll();
                 }
                 two.control.restore();
             }
-            if dice.roll(30) == 0 {
+            if random.below(30) == 0 {
                 two.left.fabric.forget_memory();
                 two.right.fabric.forget_memory();
             }
-            if dice.roll(10) == 0 && posted < receives.len() && posted < got.len() + 32 {
+            if random.below(10) == 0 && posted < receives.len() && posted < got.len() + 32 {
                 let (n, at) = receives[posted];
                 two.right.receive(&mut two.b, n, &[(at, 8192, far)]);
                 posted += 1;

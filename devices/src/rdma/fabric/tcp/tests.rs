@@ -11,6 +11,7 @@ use crate::rdma::fabric::frame::{FrameHeader, HEADER_LEN, kind};
 use crate::rdma::fabric::test_utils::{Event, TestSink, segment};
 use crate::rdma::fabric::{Fabric, PeerId, Placement, SendError, Sink};
 use crate::rdma::stats::{PeerSnapshot, Stats};
+use crate::rdma::test_utils::Random;
 
 /// How long anything may take before a test fails.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -951,14 +952,7 @@ fn both_queue_pairs_may_be_here() {
 #[test]
 fn mutated_streams_end_links_and_nothing_else() {
     let mut node = Node::new(any_port());
-    // Marsaglia's xorshift, so that a failure repeats.
-    let mut state = 2_463_534_242_u64;
-    let mut random = |limit: usize| {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        state as usize % limit
-    };
+    let mut random = Random(2_463_534_242);
     let kinds = [
         kind::PING,
         kind::PONG,
@@ -975,13 +969,15 @@ fn mutated_streams_end_links_and_nothing_else() {
         kind::NAK,
     ];
     for _ in 0..300 {
-        let mut wire = Hello::new([random(4) as u8; 16], 65_536).encode().to_vec();
-        for _ in 0..random(20) {
-            let frame_kind = kinds[random(kinds.len())];
+        let mut wire = Hello::new([random.index(4) as u8; 16], 65_536)
+            .encode()
+            .to_vec();
+        for _ in 0..random.index(20) {
+            let frame_kind = kinds[random.index(kinds.len())];
             let length = match frame_kind {
-                kind::GID_ADD | kind::GID_DEL => 16 * random(20),
-                kind::ETHERNET => 14 + random(2000),
-                kind::SEND | kind::WRITE | kind::READ_DATA => random(10_000),
+                kind::GID_ADD | kind::GID_DEL => 16 * random.index(20),
+                kind::ETHERNET => 14 + random.index(2000),
+                kind::SEND | kind::WRITE | kind::READ_DATA => random.index(10_000),
                 kind::ATOMIC => 16,
                 kind::ATOMIC_DATA => 8,
                 _ => 0,
@@ -994,11 +990,11 @@ fn mutated_streams_end_links_and_nothing_else() {
             wire.extend(header.encode());
             wire.extend(bytes(length, length));
         }
-        for _ in 0..random(4) {
-            let at = random(wire.len());
-            wire[at] ^= 1 << random(8);
+        for _ in 0..random.index(4) {
+            let at = random.index(wire.len());
+            wire[at] ^= 1 << random.index(8);
         }
-        wire.truncate(wire.len() - random(2) * random(wire.len()));
+        wire.truncate(wire.len() - random.index(2) * random.index(wire.len()));
         let mut stream = TcpStream::connect(node.address()).unwrap();
         // Fails where the link was ended before all was written.
         let _ = stream.write_all(&wire);

@@ -282,18 +282,7 @@ mod tests {
     use super::*;
     use crate::rdma::fabric::frame::kind;
     use crate::rdma::fabric::test_utils::segment;
-
-    /// A small generator (Marsaglia's xorshift), so that a failure repeats.
-    struct Random(u64);
-
-    impl Random {
-        fn below(&mut self, limit: usize) -> usize {
-            self.0 ^= self.0 << 13;
-            self.0 ^= self.0 >> 7;
-            self.0 ^= self.0 << 17;
-            self.0 as usize % limit
-        }
-    }
+    use crate::rdma::test_utils::Random;
 
     #[test]
     fn what_is_queued_is_sent_whatever_happens_in_between() {
@@ -310,9 +299,9 @@ mod tests {
         // Payloads stay where they are until they are sent or let go of.
         let mut memory: Vec<Vec<u8>> = Vec::new();
         for round in 0..20_000 {
-            if transmit.has_room() && random.below(3) > 0 {
-                let limit = [1, 100, 300, 3000][random.below(4)];
-                let (inline, length) = (random.below(limit), random.below(limit));
+            if transmit.has_room() && random.index(3) > 0 {
+                let limit = [1, 100, 300, 3000][random.index(4)];
+                let (inline, length) = (random.index(limit), random.index(limit));
                 let mut payload: Vec<u8> =
                     (0..inline + length).map(|i| (i ^ round) as u8).collect();
                 let header = FrameHeader {
@@ -328,17 +317,17 @@ mod tests {
                 transmit.push(&header, head, &[segment(first), segment(second)]);
                 memory.push(payload);
             }
-            if random.below(4) == 0 {
+            if random.index(4) == 0 {
                 transmit.write(&stream, &mut vectors, None).unwrap();
             }
-            if random.below(500) == 0 {
+            if random.index(500) == 0 {
                 transmit.forget_memory();
                 memory.iter_mut().for_each(|payload| payload.fill(0));
                 memory.clear();
             }
-            if random.below(8) == 0 && read < transmit.sent() as usize {
+            if random.index(8) == 0 && read < transmit.sent() as usize {
                 let there = transmit.sent() as usize - read;
-                let size = (1 + random.below(65_536)).min(there);
+                let size = (1 + random.index(65_536)).min(there);
                 far.read_exact(&mut got[..size]).unwrap();
                 assert!(expected[..size] == got[..size]);
                 expected.drain(..size);
