@@ -31,7 +31,7 @@ part_conformance() {
     LONGARM_HOSTILE_SECONDS=${LONGARM_HOSTILE_SECONDS:-20} cargo test --quiet --package conformance
 }
 part_fuzz() { tests/fuzz/run.sh "${LONGARM_FUZZ_SECONDS:-5}"; }
-part_micro() { cargo test --quiet --package vmm --test micro -- --nocapture; }
+part_micro() { cargo test --quiet --package vmm --test micro_guests -- --nocapture; }
 part_driver() {
     resources/image/build-driver.sh --suite trixie --check && resources/image/build-driver.sh --suite bookworm --check
 }
