@@ -6,6 +6,7 @@ pub mod commands;
 pub mod frames;
 pub mod link;
 pub mod rings;
+mod scripted;
 pub mod victim;
 
 use crate::random::Source;

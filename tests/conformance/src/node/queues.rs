@@ -1,0 +1,227 @@
+//! Completion queues and queue pairs of a node, by command.
+
+use crate::layout::{CreateCq, CreateQp, QpAttributes, command, le32};
+use crate::memory::{Buffer, PAGE};
+use crate::rings::{Cq, Qp};
+
+use super::{Context, Node, Outcome};
+
+/// How a QP is to be.
+#[derive(Clone, Copy, Debug)]
+pub struct QpOptions {
+    /// Send WQEs.
+    pub sq_entries: u32,
+    /// Receive WQEs.
+    pub rq_entries: u32,
+    /// SGEs of a send.
+    pub send_sge: u32,
+    /// SGEs of a receive.
+    pub recv_sge: u32,
+    /// Inline bytes.
+    pub inline: u32,
+    /// Every send is signalled.
+    pub signal_all: bool,
+    /// Rings in pages that do not follow one another.
+    pub scattered: bool,
+}
+
+impl Default for QpOptions {
+    fn default() -> Self {
+        QpOptions {
+            sq_entries: 64,
+            rq_entries: 64,
+            send_sge: 4,
+            recv_sge: 4,
+            inline: 64,
+            signal_all: false,
+            scattered: true,
+        }
+    }
+}
+
+impl Node {
+    /// CREATE_CQ.
+    pub fn create_cq(&self, context: Context, entries: u32, vector: u32) -> Outcome<Cq> {
+        let ring_len = entries as usize * 64;
+        let len = (128 + ring_len).next_multiple_of(PAGE);
+        let buffer = if len <= 16 * PAGE {
+            self.memory.scattered(len)
+        } else {
+            self.memory.contiguous(len)
+        };
+        let pages = buffer.dma_pages();
+        let body = CreateCq {
+            entries,
+            vector,
+            buf_length: len as u64,
+            page_shift: 12,
+            num_pages: pages.len() as u32,
+            buf_offset: 0,
+            ctrl_offset: 0,
+            ring_offset: 128,
+            pages,
+        };
+        self.create_cq_raw(context, &body, buffer)
+    }
+
+    /// CREATE_CQ with exactly this body.
+    pub fn create_cq_raw(
+        &self,
+        context: Context,
+        create: &CreateCq,
+        buffer: Buffer,
+    ) -> Outcome<Cq> {
+        let body = self.command(command::CREATE_CQ, context.handle, &create.encode())?;
+        assert_eq!(body.len(), 8);
+        // SAFETY: offsets within the buffer, as the device has accepted them.
+        let (ctrl, ring) = unsafe {
+            let base = buffer.ptr().add(create.buf_offset as usize);
+            (
+                base.add(create.ctrl_offset as usize),
+                base.add(create.ring_offset as usize),
+            )
+        };
+        Ok(Cq {
+            cqn: le32(&body, 0),
+            vector: create.vector,
+            entries: create.entries,
+            consumer: 0,
+            sequence: 0,
+            ctrl,
+            ring,
+            buffer,
+        })
+    }
+
+    /// DESTROY_CQ.
+    pub fn destroy_cq(&self, context: Context, cqn: u32) -> Outcome<()> {
+        self.handle_command(command::DESTROY_CQ, context, cqn)
+            .map(drop)
+    }
+
+    /// The body of CREATE_QP and the memory for it.
+    pub fn qp_layout(
+        &self,
+        pd: u32,
+        send_cq: u32,
+        recv_cq: u32,
+        options: &QpOptions,
+    ) -> (CreateQp, Buffer) {
+        let sq_stride = (64 + (16 * options.send_sge).max(options.inline))
+            .next_power_of_two()
+            .max(64);
+        let rq_stride = (16 + 16 * options.recv_sge).next_power_of_two().max(16);
+        let sq_offset = 256u64.next_multiple_of(u64::from(sq_stride));
+        let sq_end = sq_offset + u64::from(options.sq_entries) * u64::from(sq_stride);
+        let rq_offset = sq_end.next_multiple_of(u64::from(rq_stride));
+        let len = (rq_offset + u64::from(options.rq_entries) * u64::from(rq_stride))
+            .next_multiple_of(PAGE as u64);
+        let buffer = if options.scattered {
+            self.memory.scattered(len as usize)
+        } else {
+            self.memory.contiguous(len as usize)
+        };
+        let pages = buffer.dma_pages();
+        let create = CreateQp {
+            pd,
+            kind: 2,
+            send_cq,
+            recv_cq,
+            srq: 0,
+            flags: options.signal_all.into(),
+            sq_entries: options.sq_entries,
+            sq_stride,
+            rq_entries: options.rq_entries,
+            rq_stride,
+            max_send_sge: options.send_sge,
+            max_recv_sge: options.recv_sge,
+            max_inline: options.inline,
+            xrcd: 0,
+            buf_length: len,
+            page_shift: 12,
+            num_pages: pages.len() as u32,
+            buf_offset: 0,
+            ctrl_offset: 0,
+            sq_offset,
+            rq_offset,
+            pages,
+        };
+        (create, buffer)
+    }
+
+    /// CREATE_QP, type RC.
+    pub fn create_qp(
+        &self,
+        context: Context,
+        pd: u32,
+        send_cq: u32,
+        recv_cq: u32,
+        options: &QpOptions,
+    ) -> Outcome<Qp> {
+        let (create, buffer) = self.qp_layout(pd, send_cq, recv_cq, options);
+        self.create_qp_raw(context, &create, buffer)
+    }
+
+    /// CREATE_QP with exactly this body.
+    pub fn create_qp_raw(
+        &self,
+        context: Context,
+        create: &CreateQp,
+        buffer: Buffer,
+    ) -> Outcome<Qp> {
+        let body = self.command(command::CREATE_QP, context.handle, &create.encode())?;
+        assert_eq!(body.len(), 8);
+        // SAFETY: offsets within the buffer, as the device has accepted them.
+        let (ctrl, sq, rq) = unsafe {
+            let base = buffer.ptr().add(create.buf_offset as usize);
+            (
+                base.add(create.ctrl_offset as usize),
+                base.add(create.sq_offset as usize),
+                base.add(create.rq_offset as usize),
+            )
+        };
+        Ok(Qp {
+            qpn: le32(&body, 0),
+            page: context.page,
+            context: context.handle,
+            sq_entries: create.sq_entries,
+            sq_stride: create.sq_stride,
+            rq_entries: create.rq_entries,
+            rq_stride: create.rq_stride,
+            sq_producer: 0,
+            sq_retired: 0,
+            rq_producer: 0,
+            rq_retired: 0,
+            bells: self.bells.clone(),
+            ctrl,
+            sq,
+            rq,
+            buffer,
+        })
+    }
+
+    /// DESTROY_QP.
+    pub fn destroy_qp(&self, context: Context, qpn: u32) -> Outcome<()> {
+        self.handle_command(command::DESTROY_QP, context, qpn)
+            .map(drop)
+    }
+
+    /// MODIFY_QP.
+    pub fn modify_qp(&self, context: u32, attributes: &QpAttributes) -> Outcome<()> {
+        self.command(command::MODIFY_QP, context, &attributes.encode())
+            .map(drop)
+    }
+
+    /// QUERY_QP.
+    pub fn query_qp(&self, context: u32, qpn: u32) -> Outcome<QpAttributes> {
+        let body = self.handle_command(
+            command::QUERY_QP,
+            Context {
+                handle: context,
+                page: 0,
+            },
+            qpn,
+        )?;
+        Ok(QpAttributes::decode(&body))
+    }
+}
