@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, ensure};
 
 use crate::perftest::Run;
+use crate::running::Running;
 use crate::vm::{Lab, Vm};
 
 /// Starts a tool that runs for `seconds` between the VMs; gives both sides.
@@ -15,7 +16,7 @@ fn long_run(
     tool: &str,
     port: u16,
     seconds: u32,
-) -> Result<(crate::vm::Running, crate::vm::Running)> {
+) -> Result<(Running, Running)> {
     let command = format!("{tool} -F -p {port} -s 65536 -D {seconds}");
     let mut serving = server.start(&crate::perftest::serve(&command, port))?;
     serving.wait_for("listening", Duration::from_secs(30))?;

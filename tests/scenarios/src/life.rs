@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
-use crate::vm::{Lab, Output, VmSpec};
+use crate::running::Output;
+use crate::vm::{Lab, VmSpec};
 
 /// VM memory that the issue allows beside guest RAM.
 const OVERHEAD_LIMIT_KIB: u64 = 8 * 1024;

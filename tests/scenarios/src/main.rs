@@ -5,6 +5,7 @@
 mod faults;
 mod life;
 mod perftest;
+mod running;
 mod sweep;
 mod verbs;
 mod vm;

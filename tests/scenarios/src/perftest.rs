@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
-use crate::vm::{Output, Vm};
+use crate::running::Output;
+use crate::vm::Vm;
 
 /// What one run of a tool was asked to do.
 #[derive(Clone, Debug)]
