@@ -122,14 +122,7 @@ pub(super) fn step(qp: &mut Qp, env: &mut Env<'_>, fabric: &mut dyn Fabric) -> O
         }
     }
     if let Some(refusal) = qp.transport.responder.nak {
-        let frame = FrameHeader {
-            kind: kind::NAK,
-            seq: refusal.seq,
-            rkey: refusal.code,
-            aux: refusal.aux,
-            ..base
-        };
-        if fabric.send(peer, &frame, &[], &[]).is_err() {
+        if fabric.send(peer, &refusal.frame(base), &[], &[]).is_err() {
             return Owes::NoRoom;
         }
         qp.transport.responder.nak = None;

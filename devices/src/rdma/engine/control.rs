@@ -122,14 +122,7 @@ impl Env<'_> {
             }
             answers::abandon(qp);
             if let Some(refusal) = qp.transport.responder.nak {
-                let frame = FrameHeader {
-                    kind: kind::NAK,
-                    seq: refusal.seq,
-                    rkey: refusal.code,
-                    aux: refusal.aux,
-                    ..base
-                };
-                self.lists.stray(peer, frame);
+                self.lists.stray(peer, refusal.frame(base));
             }
         }
         self.lists.timers.cancel(&mut qp.transport.timer, qp.qpn);

@@ -6,6 +6,7 @@ use std::collections::VecDeque;
 use std::time::Instant;
 
 use crate::rdma::fabric::PeerId;
+use crate::rdma::fabric::frame::{FrameHeader, kind};
 use crate::rdma::objects::ReceiveWqe;
 use crate::rdma::wire::Sge;
 
@@ -197,6 +198,19 @@ pub(super) struct Refusal {
     pub code: u32,
     /// RNR: the timer's encoding.
     pub aux: u32,
+}
+
+impl Refusal {
+    /// The NAK that says so; `base` names the QPs.
+    pub fn frame(&self, base: FrameHeader) -> FrameHeader {
+        FrameHeader {
+            kind: kind::NAK,
+            seq: self.seq,
+            rkey: self.code,
+            aux: self.aux,
+            ..base
+        }
+    }
 }
 
 /// The receiving side.
