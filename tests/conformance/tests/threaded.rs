@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use conformance::layout::{Cqe, send, wc, wqe_flag};
+use conformance::layout::{Cqe, send, wc};
 use conformance::node::QpOptions;
 use conformance::random::{Random, Source, payload};
 use conformance::rings::{Arm, SendWr};
@@ -139,27 +139,14 @@ fn processes_post_at_the_same_time_without_knowing_of_each_other() {
                         b.recv(n, 0, 200_000);
                         let from = [a.mr.sge(0, len)];
                         let into = [a.mr.sge(256 << 10, len)];
-                        let wr = SendWr {
-                            flags: wqe_flag::SIGNALED,
-                            rkey: b.mr.key,
-                            remote_addr: b.mr.iova + (256 << 10),
-                            ..Default::default()
-                        };
-                        a.send(&SendWr {
-                            opcode: send::WRITE,
-                            sges: &from,
-                            ..wr
-                        });
-                        a.send(&SendWr {
-                            opcode: send::READ,
-                            sges: &into,
-                            ..wr
-                        });
-                        a.send(&SendWr {
-                            opcode: send::SEND,
-                            sges: &from,
-                            ..wr
-                        });
+                        for (opcode, sges) in [
+                            (send::WRITE, &from),
+                            (send::READ, &into),
+                            (send::SEND, &from),
+                        ] {
+                            let wr = SendWr::signaled(0, opcode).with_sges(sges);
+                            a.send(&wr.at(&b.mr, 256 << 10));
+                        }
                         for _ in 0..3 {
                             spin(&mut a, "traffic");
                         }
@@ -205,22 +192,9 @@ fn one_sided_work_asks_nothing_of_the_target() {
             let data = payload(n, 5000);
             a.mr.write(0, &data);
             let (from, into) = ([a.mr.sge(0, 5000)], [a.mr.sge(8192, 5000)]);
-            let wr = SendWr {
-                flags: wqe_flag::SIGNALED,
-                rkey: b.mr.key,
-                remote_addr: b.mr.iova + 8192,
-                ..Default::default()
-            };
-            a.send(&SendWr {
-                opcode: send::WRITE,
-                sges: &from,
-                ..wr
-            });
-            a.send(&SendWr {
-                opcode: send::READ,
-                sges: &into,
-                ..wr
-            });
+            for (opcode, sges) in [(send::WRITE, &from), (send::READ, &into)] {
+                a.send(&SendWr::signaled(0, opcode).with_sges(sges).at(&b.mr, 8192));
+            }
             spin(&mut a, "a WRITE");
             spin(&mut a, "a READ");
             assert!(a.mr.read(8192, 5000) == data);

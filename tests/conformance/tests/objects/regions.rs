@@ -7,7 +7,7 @@ use conformance::memory::{DMA_OFFSET, PAGE};
 use conformance::node::QpOptions;
 use conformance::random::payload;
 use conformance::rings::SendWr;
-use conformance::side::{Connection, Side, SideOptions, connect, connected, sides, success};
+use conformance::side::{Connection, Side, SideOptions, connect, sides, success};
 use conformance::world::World;
 
 use super::{loopback, reg};
@@ -50,14 +50,7 @@ fn region_works(
 fn page_arrays_of_every_page_size_describe_memory_to_the_byte() {
     let (world, _watchdog) = loopback();
     let node = world.a().clone();
-    let (mut a, b) = connected(
-        &world,
-        &SideOptions {
-            mr_len: 64 << 10,
-            ..Default::default()
-        },
-        &Connection::default(),
-    );
+    let (mut a, b) = sides(&world);
     for (shift, offset, length, pages) in [
         (12u8, 0u64, 4096u64, 1usize),
         (12, 4095, 1, 1),
@@ -126,14 +119,7 @@ fn page_arrays_of_every_page_size_describe_memory_to_the_byte() {
 fn extents_describe_memory_to_the_byte() {
     let (world, _watchdog) = loopback();
     let node = world.a().clone();
-    let (mut a, b) = connected(
-        &world,
-        &SideOptions {
-            mr_len: 64 << 10,
-            ..Default::default()
-        },
-        &Connection::default(),
-    );
+    let (mut a, b) = sides(&world);
     let buffer = node.memory.contiguous(64 * PAGE);
     let base = buffer.dma_pages()[0];
     for (extents, offset, length) in [
