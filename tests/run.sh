@@ -19,8 +19,8 @@ parts=(
     'driver      1200 the guest driver for both Debian kernels, W=1 and sparse, no warning'
     'provider    1200 the rdma-core provider, no warning'
     'images      1800 guest images: Debian 13 and Debian 12'
-    'guests      1500 the scenarios in Debian 13 guests (tests/scenarios), in the lab'
-    'bookworm     600 a Debian 12 guest: driver loads, ibv_rc_pingpong -c passes, in the lab'
+    'guests      2400 the scenarios in Debian 13 guests (tests/scenarios), in the lab'
+    'bookworm     900 a Debian 12 guest: driver loads, ibv_rc_pingpong -c passes, in the lab'
 )
 
 part_format() { cargo fmt --all --check; }
@@ -44,11 +44,20 @@ build_guest_side() { cargo build --quiet --release --workspace; }
 image() { resources/image/build.sh --suite "$1"; }
 
 scenarios() { # SUITE NAME...
-    local image_dir
+    local image_dir out=$tree/target/lab/scenarios-$1 left
     build_guest_side || return
     image_dir=$(image "$1") || return
+    in_lab "$image_dir" "$out" "${@:2}" && return
+    # The emulated lab itself loses a guest now and then (tests/lab.sh): there, and only there, what failed gets one more try, which is told.
+    grep -q -w -E 'vmx|svm' /proc/cpuinfo && return 1
+    left=$(grep . "$out/left") || return 1
+    printf 'retried %s\n' $left
+    in_lab "$image_dir" "$out" $left
+}
+
+in_lab() { # IMAGE OUT NAME...
     LAB_SCRATCH=$tree/target/lab tests/lab.sh --timeout 1450 -- target/release/longarm-scenarios \
-        --longarm target/release/longarm --image "$image_dir" --out "$tree/target/lab/scenarios-$1" "${@:2}"
+        --longarm target/release/longarm --image "$1" --out "$2" "${@:3}"
 }
 
 names() { printf '%s\n' "${parts[@]}" | awk '{ print $1 }'; }
@@ -69,13 +78,13 @@ for part in "${parts[@]}"; do
     read -r name limit what <<<"$part"
     [ $# -eq 0 ] || printf '%s\n' "$@" | grep -qx -- "$name" || continue
     log=$logs/$name.log start=$SECONDS
-    export -f "part_${name//-/_}" build_guest_side image scenarios
+    export -f "part_${name//-/_}" build_guest_side image scenarios in_lab
     export tree
     # A session of its own, so that the time limit ends the whole part; it leaves nothing running.
     if setsid --wait timeout --kill-after=20 "$limit" bash -c "part_${name//-/_}" >"$log" 2>&1 </dev/null; then
         passed=$((passed + 1))
         echo "ok      $name ($((SECONDS - start)) s)"
-        grep -h '^skipped' "$log" | sed 's/^/        /'
+        grep -h -E '^(skipped|retried)' "$log" | sed 's/^/        /'
     else
         status=$?
         failed=$((failed + 1))

@@ -84,6 +84,9 @@ fn run() -> Result<bool> {
         image: image.context("--image is missing")?,
         out: out.context("--out is missing")?,
     };
+    std::fs::create_dir_all(&lab.out).with_context(|| format!("--out: {}", lab.out.display()))?;
+    let mut left: Vec<&str> = chosen.iter().map(|(name, ..)| *name).collect();
+    note_left(&lab, &left)?;
     let mut failed = 0;
     for &(name, scenario, seconds) in &chosen {
         let started = Instant::now();
@@ -99,7 +102,11 @@ fn run() -> Result<bool> {
         drop(limit);
         let took = started.elapsed().as_secs_f64();
         match result {
-            Ok(()) => println!("ok      {name} ({took:.1} s)"),
+            Ok(()) => {
+                println!("ok      {name} ({took:.1} s)");
+                left.retain(|other| *other != name);
+                note_left(&lab, &left)?;
+            }
             Err(error) => {
                 failed += 1;
                 println!("FAILED  {name} ({took:.1} s): {error:#}");
@@ -111,6 +118,12 @@ fn run() -> Result<bool> {
         chosen.len() - failed
     );
     Ok(failed == 0)
+}
+
+/// Writes the names of what has not passed to the file `left`, so that they are known even if the lab itself goes down.
+fn note_left(lab: &Lab, left: &[&str]) -> Result<()> {
+    let path = lab.out.join("left");
+    std::fs::write(&path, left.join("\n") + "\n").with_context(|| path.display().to_string())
 }
 
 /// Ends the whole process when a scenario hangs in spite of its own limits.
