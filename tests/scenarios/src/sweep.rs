@@ -44,7 +44,7 @@ const fn column(place: usize, name: &'static str, shown: Option<(&'static str, u
 static BANDWIDTH: Series = Series {
     tools: ["ib_write_bw", "ib_read_bw", "ib_send_bw"],
     sizes: 6..=16,
-    iterations: 1_000,
+    iterations: 500,
     options: "--report_gbits",
     both_ways: true,
     file: "results.csv",
@@ -59,7 +59,7 @@ static BANDWIDTH: Series = Series {
 static LATENCY: Series = Series {
     tools: ["ib_write_lat", "ib_read_lat", "ib_send_lat"],
     sizes: 1..=12,
-    iterations: 200,
+    iterations: 100,
     options: "",
     both_ways: false,
     file: "latency.csv",
