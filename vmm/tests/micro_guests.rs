@@ -92,6 +92,44 @@ fn a_paused_guest_stands_still_and_goes_on() {
     machine.end();
 }
 
+/// 16-bit code of an application processor: counts itself at `APS + 0x100`, and halts.
+const AP_CODE: [u8; 11] = [
+    0xf0, 0x2e, 0x66, 0xff, 0x06, 0x00, 0x01, 0xfa, 0xf4, 0xeb, 0xfd,
+];
+/// Where it lies; start-up IPIs name the page.
+const APS: u64 = 0x3_0000;
+
+#[test]
+fn thirty_two_vcpus_start_when_the_first_calls_them() {
+    if !have_kvm() {
+        return;
+    }
+    let mut guest = MicroGuest::scripted();
+    guest.config.cpus = 32;
+    let machine = guest.build();
+    let ram = machine.memory();
+    ram.write_slice(&AP_CODE, GuestAddress(APS)).unwrap();
+    // Local APIC on; INIT and start-up to all others (Intel SDM volume 3, 11.6.1).
+    let script = [
+        Step::Write32(0xfee0_00f0, 0x1ff),
+        Step::Write32(0xfee0_0300, 0xc_4500),
+        Step::Write32(0xfee0_0300, 0xc_4600 | (APS >> 12) as u32),
+        Step::Spin(SCRATCH),
+    ];
+    prepare(&machine, &script);
+    machine.resume();
+    let started = || {
+        let count = GuestAddress(APS + 0x100);
+        ram.read_obj::<u32>(count).unwrap()
+    };
+    let all = (0..1000).any(|_| {
+        sleep(Duration::from_millis(10));
+        started() == 31
+    });
+    assert!(all, "{} of 31 started", started());
+    machine.end();
+}
+
 #[test]
 fn ecam_shows_the_bridge_and_nothing_in_an_empty_slot() {
     if !have_kvm() {
