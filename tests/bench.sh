@@ -1,0 +1,41 @@
+#!/bin/bash
+# bench.sh [native|all] [OPTION...]: benchmarks of Longarm, each figure beside its reference measured in the same run.
+#
+# native: no VM; two processes, each a whole device, over loopback TCP: native.csv, and growth.csv (how cost grows).
+# all:    everything, which is what no argument means.
+#
+# Prints tables; writes CSV files and an SVG plot of each table under target/bench. Installs what it needs. What the tables mean and
+# how they are measured: docs/performance.md. Options go to target/release/longarm-bench:
+#   --only WORD,...   only the cases whose labels have all of these words (--list shows them)
+#   --rounds N        rounds of each case, of which the median counts (at least 5, the default)
+#   --seconds S       time of each sample
+#   --out DIR         where files go (default target/bench)
+# Exit status 0 only if no figure was refused; a figure is refused when a loss counter moved while it was measured.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+export CARGO_TERM_COLOR=never
+
+what=all
+case ${1:-} in
+native | all) what=$1 && shift ;;
+'' | --*) ;;
+*) echo "bench.sh: no benchmarks named '$1': native or all" >&2 && exit 2 ;;
+esac
+
+command -v cargo >/dev/null || { echo "bench.sh: cargo is missing; install Rust 1.95 or newer (rustup.rs)" >&2; exit 2; }
+( . resources/image/lib.sh && need cc=gcc ) || exit 2
+
+status=0
+suites() { # NAME... -- OPTION...
+    local name names=()
+    while [ "$1" != -- ]; do names+=("$1"); shift; done
+    shift
+    for name in "${names[@]}"; do "${CARGO_TARGET_DIR:-target}/release/longarm-bench" "$name" "$@" || status=$?; done
+}
+
+case $what in native | all)
+    cargo build --quiet --release --package longarm-bench
+    suites native growth -- "$@"
+    ;;
+esac
+exit "$status"

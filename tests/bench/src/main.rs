@@ -1,0 +1,37 @@
+//! `longarm-bench`: runs one suite of benchmarks. `tests/bench.sh` builds it and runs them all.
+
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use longarm_bench::options::Options;
+
+/// A suite's name, and what runs it: false if a figure was refused.
+type Suite = (&'static str, fn(&Options) -> Result<bool>);
+
+const SUITES: &[Suite] = &[];
+
+const USAGE: &str =
+    "longarm-bench SUITE [--only WORD,...] [--rounds N] [--seconds S] [--out DIR] [--list]";
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            let names: Vec<&str> = SUITES.iter().map(|(name, _)| *name).collect();
+            eprintln!(
+                "longarm-bench: {error:#}\nusage: {USAGE}\nsuites: {}",
+                names.join(", ")
+            );
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn run() -> Result<bool> {
+    let mut words = std::env::args().skip(1);
+    let name = words.next().context("which suite?")?;
+    let suite = SUITES.iter().find(|suite| suite.0 == name);
+    let (_, suite) = suite.with_context(|| format!("no suite named {name:?}"))?;
+    suite(&Options::parse(words)?)
+}

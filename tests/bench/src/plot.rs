@@ -1,0 +1,261 @@
+//! A plot of a table, as SVG: values over sizes or numbers of queue pairs on log axes, or bars of ratios.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::path::Path;
+
+use anyhow::{Result, anyhow};
+use plotters::coord::types::RangedCoordf64;
+use plotters::prelude::*;
+
+use crate::options::size_label;
+use crate::table::{Axis, Row, Table};
+
+/// Colours that people with any colour vision tell apart (Okabe and Ito).
+const COLOURS: [RGBColor; 7] = [
+    RGBColor(0, 114, 178),
+    RGBColor(213, 94, 0),
+    RGBColor(0, 158, 115),
+    RGBColor(204, 121, 167),
+    RGBColor(86, 180, 233),
+    RGBColor(230, 159, 0),
+    RGBColor(120, 94, 40),
+];
+const WIDTH: u32 = 1100;
+const FONT: &str = "sans-serif";
+
+/// Figures of one case over the axis.
+type Series = Vec<(f64, f64)>;
+
+/// Draws a table into a file. A table with nothing to draw leaves no file.
+pub fn draw(table: &Table, path: &Path) -> Result<()> {
+    // The backend's errors borrow from the drawing area.
+    let drawn = match table.axis {
+        Axis::Size => lines(table, path, |row| row.size.map(|n| n as f64)),
+        Axis::Qps => lines(table, path, |row| row.qps.map(f64::from)),
+        Axis::Ratio => bars(table, path),
+    };
+    drawn.map_err(|error| anyhow!("plot: {error}"))
+}
+
+type Drawn = Result<(), Box<dyn std::error::Error>>;
+
+/// The table's own series and those of its references, by name.
+fn series(
+    table: &Table,
+    x: impl Fn(&Row) -> Option<f64>,
+) -> (BTreeMap<String, Series>, BTreeMap<String, Series>) {
+    let (mut own, mut references) = (BTreeMap::new(), BTreeMap::new());
+    let varied = |part: fn(&Row) -> Option<u32>| {
+        let first = table.rows.first().map(part);
+        table.rows.iter().any(|row| Some(part(row)) != first)
+    };
+    let (qps_varied, depth_varied) = (varied(|row| row.qps), varied(|row| row.depth));
+    for row in &table.rows {
+        let Some(x) = x(row) else { continue };
+        let mut name = row.case.clone();
+        if let Some(qps) = row.qps.filter(|_| qps_varied && table.axis != Axis::Qps) {
+            name += &format!(", {qps} QP");
+        }
+        if let Some(depth) = row.depth.filter(|_| depth_varied) {
+            name += &format!(", depth {depth}");
+        }
+        let add = |all: &mut BTreeMap<String, Series>, name: String, y: f64| {
+            let points = all.entry(name).or_default();
+            // A figure has a row for each of its references, a reference one for each figure: the first one is drawn.
+            if y > 0.0 && points.iter().all(|point| point.0 != x) {
+                points.push((x, y));
+            }
+        };
+        add(&mut own, name, row.value);
+        if let Some(reference) = &row.reference {
+            add(&mut references, reference.name.clone(), reference.value);
+        }
+    }
+    for points in own.values_mut().chain(references.values_mut()) {
+        points.sort_by(|a, b| a.0.total_cmp(&b.0));
+    }
+    (own, references)
+}
+
+/// From the lowest to the highest, with some room.
+fn span(values: impl Iterator<Item = f64>, room: f64) -> Range<f64> {
+    let (low, high) = values.fold((f64::MAX, f64::MIN), |(low, high), v| {
+        (low.min(v), high.max(v))
+    });
+    low / room..high * room
+}
+
+fn axis_label(value: &f64) -> String {
+    match *value {
+        v if v >= 0.999 && (v.round() - v).abs() < 1e-6 * v => size_label(v.round() as u64),
+        v => format!("{v:.3}"),
+    }
+}
+
+fn value_label(value: &f64) -> String {
+    let text = format!("{value:.6}");
+    text.trim_end_matches('0').trim_end_matches('.').to_owned()
+}
+
+fn lines(table: &Table, path: &Path, x: impl Fn(&Row) -> Option<f64>) -> Drawn {
+    let (own, references) = series(table, x);
+    let points = || own.values().chain(references.values()).flatten();
+    if points().next().is_none() {
+        return Ok(());
+    }
+    let (across, up) = (
+        span(points().map(|p| p.0), 1.2),
+        span(points().map(|p| p.1), 1.5),
+    );
+    let area = SVGBackend::new(path, (WIDTH, 640)).into_drawing_area();
+    area.fill(&WHITE)?;
+    let (plot, legend) = area.split_horizontally(WIDTH - 260);
+    let unit = table.rows.first().map_or("", |row| row.unit);
+    let under = if table.axis == Axis::Size {
+        "bytes"
+    } else {
+        "number"
+    };
+    let mut chart = ChartBuilder::on(&plot)
+        .caption(&table.title, (FONT, 17))
+        .margin(12)
+        .x_label_area_size(44)
+        .y_label_area_size(70)
+        .build_cartesian_2d(
+            across
+                .log_scale()
+                .base(if table.axis == Axis::Size { 2.0 } else { 10.0 }),
+            up.log_scale(),
+        )?;
+    chart
+        .configure_mesh()
+        .light_line_style(BLACK.mix(0.06))
+        .x_desc(under)
+        .y_desc(unit)
+        .x_label_formatter(&axis_label)
+        .y_label_formatter(&value_label)
+        .label_style((FONT, 13))
+        .draw()?;
+    let mut entries = Vec::new();
+    for (n, (name, points)) in own.iter().enumerate() {
+        let style = COLOURS[n % COLOURS.len()].stroke_width(2);
+        chart.draw_series(LineSeries::new(points.iter().copied(), style).point_size(3))?;
+        entries.push((name, style));
+    }
+    for (n, (name, points)) in references.iter().enumerate() {
+        let style = BLACK.mix(0.75 - 0.2 * (n % 3) as f64).stroke_width(2);
+        chart.draw_series(DashedLineSeries::new(points.iter().copied(), 6, 4, style))?;
+        entries.push((name, style));
+    }
+    for (n, (name, style)) in entries.into_iter().enumerate() {
+        let y = 48 + 20 * n as i32;
+        legend.draw(&PathElement::new(vec![(0, y), (24, y)], style))?;
+        legend.draw(&Text::new(name.as_str(), (30, y - 7), (FONT, 13)))?;
+    }
+    area.present()?;
+    Ok(())
+}
+
+fn bars(table: &Table, path: &Path) -> Drawn {
+    let rows: Vec<(&Row, &str, f64)> = table
+        .rows
+        .iter()
+        .filter_map(|row| {
+            let r = row.reference.as_ref()?;
+            (r.ratio > 0.0 && r.ratio.is_finite()).then_some((row, r.name.as_str(), r.ratio))
+        })
+        .collect();
+    if rows.is_empty() {
+        return Ok(());
+    }
+    let height = 100 + 26 * rows.len() as u32;
+    let area = SVGBackend::new(path, (WIDTH, height)).into_drawing_area();
+    area.fill(&WHITE)?;
+    let ratios = span(rows.iter().map(|row| row.2).chain([1.0]), 1.3);
+    let (names, plot) = area.split_horizontally(470);
+    let last = rows.len() as f64;
+    let mut chart = ChartBuilder::on(&plot)
+        .caption(&table.title, (FONT, 15))
+        .margin(12)
+        .x_label_area_size(44)
+        .build_cartesian_2d(ratios.clone().log_scale(), RangedCoordf64::from(0.0..last))?;
+    chart
+        .configure_mesh()
+        .disable_y_mesh()
+        .disable_y_axis()
+        .light_line_style(BLACK.mix(0.06))
+        .x_desc("ratio to the reference")
+        .x_label_formatter(&value_label)
+        .label_style((FONT, 13))
+        .draw()?;
+    for (n, (row, reference, ratio)) in rows.iter().enumerate() {
+        let top = last - n as f64;
+        let bar = [(ratios.start, top - 0.2), (*ratio, top - 0.8)];
+        chart.draw_series([Rectangle::new(bar, COLOURS[0].mix(0.7).filled())])?;
+        chart.draw_series([PathElement::new(vec![(1.0, top), (1.0, top - 1.0)], BLACK)])?;
+        let (_, y) = chart.backend_coord(&(1.0, top - 0.5));
+        let mut name = row.case.clone();
+        for (value, what) in [(row.qps, "QP"), (row.depth, "deep")] {
+            name += &value.map_or(String::new(), |n| format!(", {n} {what}"));
+        }
+        let size = row
+            .size
+            .map_or(String::new(), |n| format!(" {}", size_label(n)));
+        let text = format!("{name}{size}, of {reference}: {ratio:.2}");
+        names.draw(&Text::new(text, (10, y - 7), (FONT, 13)))?;
+    }
+    area.present()?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn drawn(table: &Table) -> String {
+        let path =
+            std::env::temp_dir().join(format!("longarm-{}-{}.svg", table.name, std::process::id()));
+        draw(table, &path).unwrap();
+        let text = std::fs::read_to_string(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        text
+    }
+
+    #[test]
+    fn lines_name_each_case_and_each_reference_once() {
+        let mut table = Table::new("lines", "bandwidth", Axis::Size);
+        for size in [8, 4096, 1 << 20] {
+            for depth in [1, 16] {
+                let row = Row::new("WRITE", size as f64 / 100.0, "Gb/s")
+                    .size(size)
+                    .qps(1)
+                    .depth(depth);
+                table.push(row.against_value("tcp", 2.0 * size as f64));
+            }
+        }
+        let text = drawn(&table);
+        for (what, count) in [
+            ("WRITE, depth 1\n", 1),
+            ("WRITE, depth 16\n", 1),
+            ("tcp\n", 1),
+            ("1 QP", 0),
+        ] {
+            assert_eq!(text.matches(what).count(), count, "{what}");
+        }
+    }
+
+    #[test]
+    fn bars_leave_out_what_has_no_ratio() {
+        let mut table = Table::new("bars", "targets", Axis::Ratio);
+        table.push(
+            Row::new("WRITE", 9.0, "Gb/s")
+                .size(65536)
+                .against_value("tcp", 10.0),
+        );
+        table.push(Row::new("lonely", 1.0, "s"));
+        let text = drawn(&table);
+        assert!(text.contains("WRITE 64k, of tcp: 0.90"), "{text}");
+        assert!(!text.contains("lonely"));
+    }
+}
