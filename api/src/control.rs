@@ -1,5 +1,6 @@
 //! What travels on the control socket (`openapi.yaml`).
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
@@ -47,7 +48,7 @@ pub struct Stats {
 }
 
 /// Exits of a vCPU to the monitor since the start, by kind.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VcpuStats {
     /// Port reads and writes.
     pub port_io: u64,
@@ -55,6 +56,10 @@ pub struct VcpuStats {
     pub mmio: u64,
     /// Everything else, our own kicks included.
     pub other: u64,
+    /// What KVM counts, by its names (`exits`, `halt_exits`, `irq_exits` and so on): exits that it handles by itself are among
+    /// them, doorbells for one. Empty where KVM has no such statistics (before Linux 5.14).
+    #[serde(default)]
+    pub kvm: BTreeMap<String, u64>,
 }
 
 /// Body of every answer that is not 2xx.

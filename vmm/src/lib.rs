@@ -5,7 +5,7 @@
 //! | --- | --- |
 //! | [`cli`] | the `longarm` command |
 //! | [`machine`] | a machine from configuration to end |
-//! | [`hypervisor`], [`memory`], [`vcpu`], [`interrupts`] | what KVM gives: memory, vCPUs, interrupts, I/O events |
+//! | [`hypervisor`], [`memory`], [`vcpu`], [`interrupts`], [`kvm_stats`] | what KVM gives: memory, vCPUs, interrupts, I/O events, counters |
 //! | [`console`] | the serial console's host end |
 //! | [`control`] | the control socket |
 //! | [`outcome`] | how a machine ends, exit statuses |
@@ -15,6 +15,7 @@ pub mod console;
 pub mod control;
 pub mod hypervisor;
 pub mod interrupts;
+pub mod kvm_stats;
 mod logger;
 pub mod machine;
 pub mod memory;

@@ -13,6 +13,7 @@ use devices::bus::{Bus, lock};
 use kvm_ioctls::{VcpuExit, VcpuFd};
 use vmm_sys_util::signal::{Killable, SIGRTMIN, register_signal_handler};
 
+use crate::kvm_stats::KvmStats;
 use crate::outcome::{Outcome, OutcomeCell};
 
 /// Bytes of stack of a vCPU thread: device code runs on it.
@@ -53,11 +54,26 @@ pub struct Buses {
     pub memory: Arc<Bus>,
 }
 
-#[derive(Default)]
 struct Counters {
     port_io: AtomicU64,
     mmio: AtomicU64,
     other: AtomicU64,
+    /// KVM's own, where it has any.
+    kvm: Option<KvmStats>,
+}
+
+impl Counters {
+    fn new(vcpu: &VcpuFd) -> Self {
+        let kvm = KvmStats::open(vcpu);
+        Self {
+            port_io: AtomicU64::new(0),
+            mmio: AtomicU64::new(0),
+            other: AtomicU64::new(0),
+            kvm: kvm
+                .inspect_err(|e| log::debug!("no KVM statistics: {e}"))
+                .ok(),
+        }
+    }
 }
 
 struct Orders {
@@ -118,7 +134,7 @@ impl Vcpus {
             order: AtomicU8::new(HOLD),
             held: Mutex::new(0),
             changed: Condvar::new(),
-            counters: vcpus.iter().map(|_| Counters::default()).collect(),
+            counters: vcpus.iter().map(Counters::new).collect(),
         });
         // Made first, so that threads are ended when a later one cannot be started.
         let this = Self {
@@ -199,6 +215,7 @@ impl Vcpus {
                 port_io: read(&c.port_io),
                 mmio: read(&c.mmio),
                 other: read(&c.other),
+                kvm: c.kvm.as_ref().map(KvmStats::read).unwrap_or_default(),
             })
             .collect()
     }

@@ -158,6 +158,16 @@ counters! {
     }
 }
 
+counters! {
+    /// Counters of the device's thread, where it has one of its own: what its sleep costs the guest.
+    ThreadCounters, ThreadSnapshot {
+        /// Doorbells it took. The driver rings only when asked, which the thread does before it sleeps; each ring is an exit of the guest.
+        doorbells,
+        /// Times it slept.
+        sleeps,
+    }
+}
+
 /// All counters of a device, shared with whoever shows them.
 #[derive(Debug, Default)]
 pub struct Stats {
@@ -165,6 +175,8 @@ pub struct Stats {
     pub device: DeviceCounters,
     /// Those of the fabric's Ethernet port.
     pub ethernet: EthernetCounters,
+    /// Those of the device's thread.
+    pub thread: ThreadCounters,
     qps: Mutex<BTreeMap<u32, Arc<QpCounters>>>,
     peers: Mutex<BTreeMap<String, Arc<PeerCounters>>>,
 }
@@ -176,6 +188,8 @@ pub struct StatsSnapshot {
     pub device: DeviceSnapshot,
     /// Those of the fabric's Ethernet port.
     pub ethernet: EthernetSnapshot,
+    /// Those of the device's thread.
+    pub thread: ThreadSnapshot,
     /// By QPN, of the QPs that exist.
     pub qps: BTreeMap<u32, QpSnapshot>,
     /// By what the fabric calls the peer.
@@ -228,6 +242,7 @@ impl Stats {
         StatsSnapshot {
             device: self.device.snapshot(),
             ethernet: self.ethernet.snapshot(),
+            thread: self.thread.snapshot(),
             qps,
             peers,
         }

@@ -84,17 +84,21 @@ fn table(stats: &Stats) -> String {
         &format!("{:.1} s", stats.uptime_seconds),
     );
     for (id, vcpu) in stats.vcpus.iter().enumerate() {
-        row(
-            &mut out,
-            &format!("vcpu{id}.port_io"),
-            &vcpu.port_io.to_string(),
-        );
-        row(&mut out, &format!("vcpu{id}.mmio"), &vcpu.mmio.to_string());
-        row(
-            &mut out,
-            &format!("vcpu{id}.other"),
-            &vcpu.other.to_string(),
-        );
+        let own = [
+            ("port_io", vcpu.port_io),
+            ("mmio", vcpu.mmio),
+            ("other", vcpu.other),
+        ];
+        for (name, count) in own {
+            row(&mut out, &format!("vcpu{id}.{name}"), &count.to_string());
+        }
+        for (name, count) in &vcpu.kvm {
+            row(
+                &mut out,
+                &format!("vcpu{id}.kvm.{name}"),
+                &count.to_string(),
+            );
+        }
     }
     for (kind, devices) in [
         ("disk", &stats.disks),
@@ -137,7 +141,7 @@ fn rows(out: &mut String, name: &str, value: &Value) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use api::control::VmState;
+    use api::control::VcpuStats;
     use serde_json::json;
 
     #[test]
@@ -145,7 +149,11 @@ mod tests {
         let stats = Stats {
             uptime_seconds: 1.5,
             state: VmState::Paused,
-            vcpus: vec![Default::default()],
+            vcpus: vec![VcpuStats {
+                mmio: 7,
+                kvm: [("exits".into(), 9)].into(),
+                ..Default::default()
+            }],
             disks: vec![],
             net: vec![],
             rdma: vec![json!({"device": {"lost": 3}, "peers": [{"up": true}]})],
@@ -156,6 +164,8 @@ mod tests {
             .map(|l| l.split_whitespace().collect())
             .collect();
         assert!(words.contains(&vec!["state", "paused"]));
+        assert!(words.contains(&vec!["vcpu0.mmio", "7"]));
+        assert!(words.contains(&vec!["vcpu0.kvm.exits", "9"]));
         assert!(words.contains(&vec!["rdma0.device.lost", "3"]));
         assert!(words.contains(&vec!["rdma0.peers.0.up", "true"]));
     }

@@ -201,7 +201,7 @@ impl Worker {
             if now.duration_since(looked) >= LOOK_EVERY {
                 looked = now;
                 waiter.check(&mut tokens);
-                ring(&mut device, &tokens, kicks_are_doorbells);
+                self.ring(&mut device, &tokens, kicks_are_doorbells);
                 // An edge is seen once: whatever it stands for is looked at before the thread may sleep.
                 worked |= !tokens.is_empty();
             }
@@ -225,22 +225,25 @@ impl Worker {
                 continue;
             }
             waiter.wait(until, &mut tokens);
+            self.stats.thread.sleeps.add(1);
             looked = Instant::now();
             patience.missed(looked.duration_since(now));
-            ring(&mut device, &tokens, kicks_are_doorbells);
+            self.ring(&mut device, &tokens, kicks_are_doorbells);
         };
         (device.into_fabric(), next)
     }
-}
 
-/// Passes doorbells on.
-fn ring(device: &mut RdmaDevice, tokens: &[Token], kicks_are_doorbells: bool) {
-    for token in tokens {
-        match token {
-            Token::Doorbell(page) => device.doorbell(*page),
-            Token::Queue(CONTROL) if kicks_are_doorbells => device.doorbell(0),
-            // These are looked at in every round anyway.
-            Token::Queue(_) | Token::Message | Token::Fabric => {}
+    /// Passes doorbells on.
+    fn ring(&self, device: &mut RdmaDevice, tokens: &[Token], kicks_are_doorbells: bool) {
+        for token in tokens {
+            let page = match token {
+                Token::Doorbell(page) => *page,
+                Token::Queue(CONTROL) if kicks_are_doorbells => 0,
+                // These are looked at in every round anyway.
+                Token::Queue(_) | Token::Message | Token::Fabric => continue,
+            };
+            self.stats.thread.doorbells.add(1);
+            device.doorbell(page);
         }
     }
 }
