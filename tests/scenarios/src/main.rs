@@ -4,11 +4,8 @@
 
 mod faults;
 mod life;
-mod perftest;
-mod running;
 mod sweep;
 mod verbs;
-mod vm;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -16,6 +13,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
+// The modules above know them by these names.
+use scenarios::{perftest, running, vm};
 use vm::Lab;
 
 /// A scenario's name, what it does, and the seconds it may take.
