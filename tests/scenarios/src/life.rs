@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 
 use crate::running::Output;
-use crate::vm::{Lab, VmSpec};
+use crate::vm::{Lab, VmSpec, emulated};
 
 /// VM memory that the issue allows beside guest RAM.
 const OVERHEAD_LIMIT_KIB: u64 = 8 * 1024;
@@ -70,9 +70,8 @@ const EXIT_CODES: &[(&str, i32)] = &[
 /// 1 to 32 vCPUs, and memory from 128 MiB to beyond the hole below 4 GiB: the guest sees what it was given.
 pub fn shapes(lab: &Lab) -> Result<()> {
     // 32 vCPUs that wait for one another take turns on the emulated lab's one: they do not get through their boot.
-    let emulated = std::env::var_os("LONGARM_LAB").is_some();
-    let most = if emulated { "8" } else { "32" };
-    if emulated {
+    let most = if emulated() { "8" } else { "32" };
+    if emulated() {
         println!("skipped 32 vCPUs: 8 are what the emulated lab can carry");
     }
     for (cpus, memory, mib) in [
@@ -174,7 +173,7 @@ pub fn config_and_tap(lab: &Lab) -> Result<()> {
 
 /// Whether so many huge pages are free. The emulated lab, a machine of its own, is told to have them.
 fn huge_pages(wanted: u64) -> Result<bool> {
-    if std::env::var_os("LONGARM_LAB").is_some() {
+    if emulated() {
         fs::write("/proc/sys/vm/nr_hugepages", (wanted + 16).to_string())?;
     }
     let meminfo = fs::read_to_string("/proc/meminfo")?;

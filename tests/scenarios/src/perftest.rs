@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
-use crate::running::Output;
+use crate::running::{Output, Running};
 use crate::vm::Vm;
 
 /// What one run of a tool was asked to do.
@@ -61,35 +61,69 @@ impl Run {
 
     /// The server's command: says `listening` once a client can connect. A port of its own for each run, so that no run can meet
     /// what an earlier one left.
-    pub fn server_command(&self, port: u16) -> String {
+    fn server_command(&self, port: u16) -> String {
         serve(&self.command(port), port)
     }
 
     /// The client's command.
-    pub fn client_command(&self, port: u16, server: &str) -> String {
+    fn client_command(&self, port: u16, server: &str) -> String {
         format!("{} {server}", self.command(port))
+    }
+
+    /// Starts the tool's server in `server`; it is not waited for.
+    pub fn serve<'a>(&'a self, server: &'a Vm, port: u16) -> Result<Serving<'a>> {
+        Ok(Serving {
+            run: self,
+            vm: server,
+            port,
+            server: server.start(&self.server_command(port))?,
+        })
     }
 
     /// Runs the tool: its server in `server`, its client in `client`.
     pub fn between(&self, client: &Vm, server: &Vm, port: u16, limit: Duration) -> Result<Outcome> {
-        let mut serving = server.start(&self.server_command(port))?;
-        serving
+        let serving = self.serve(server, port)?;
+        Ok(serving.meet(client, limit, || Ok(()))?.0)
+    }
+}
+
+/// A tool's server that is about to listen, or does.
+pub struct Serving<'a> {
+    run: &'a Run,
+    vm: &'a Vm,
+    port: u16,
+    server: Running,
+}
+
+impl Serving<'_> {
+    /// Runs the tool's client in `client`, and does `meanwhile` while that begins.
+    pub fn meet<T>(
+        mut self,
+        client: &Vm,
+        limit: Duration,
+        meanwhile: impl FnOnce() -> Result<T>,
+    ) -> Result<(Outcome, T)> {
+        self.server
             .wait_for("listening", limit)
-            .with_context(|| format!("{} in {}", self.tool, server.name))?;
-        let seconds = limit.as_secs();
-        let client = client.exec(&self.client_command(port, server.address()), seconds)?;
+            .with_context(|| format!("{} in {}", self.run.tool, self.vm.name))?;
+        let command = self.run.client_command(self.port, self.vm.address());
+        let running = client.start(&command)?;
+        let done = meanwhile()?;
+        let client = running
+            .finish(limit)
+            .with_context(|| format!("in {}: {command}{}", client.name, client.log_tail()))?;
         // A client that failed leaves its server waiting for ever.
         let patience = if client.status == 0 {
             limit
         } else {
             Duration::from_secs(5)
         };
-        let server = serving.finish(patience).unwrap_or_else(|error| Output {
+        let server = self.server.finish(patience).unwrap_or_else(|error| Output {
             status: -1,
             stdout: String::new(),
             stderr: format!("{error:#}"),
         });
-        Ok(Outcome { client, server })
+        Ok((Outcome { client, server }, done))
     }
 }
 

@@ -7,15 +7,16 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 
-use crate::perftest::{Run, figures};
-use crate::vm::{Lab, Vm};
+use crate::perftest::{Outcome, Run, Serving, figures};
+use crate::vm::{Lab, Vm, emulated};
 
 /// One kind of measurement: its runs, and what its table shows of them.
 struct Series {
     tools: [&'static str; 3],
     /// Messages are as long as these powers of two.
     sizes: RangeInclusive<u32>,
-    iterations: u32,
+    /// Messages of a run: on hardware, and in the emulated lab.
+    iterations: [u32; 2],
     options: &'static str,
     /// Measured from the second VM to the first too.
     both_ways: bool,
@@ -44,7 +45,7 @@ const fn column(place: usize, name: &'static str, shown: Option<(&'static str, u
 static BANDWIDTH: Series = Series {
     tools: ["ib_write_bw", "ib_read_bw", "ib_send_bw"],
     sizes: 6..=16,
-    iterations: 500,
+    iterations: [5000, 300],
     options: "--report_gbits",
     both_ways: true,
     file: "results.csv",
@@ -59,7 +60,7 @@ static BANDWIDTH: Series = Series {
 static LATENCY: Series = Series {
     tools: ["ib_write_lat", "ib_read_lat", "ib_send_lat"],
     sizes: 1..=12,
-    iterations: 100,
+    iterations: [1000, 30],
     options: "",
     both_ways: false,
     file: "latency.csv",
@@ -90,14 +91,13 @@ struct Row {
 }
 
 impl Row {
-    fn measure(run: &Run, client: &Vm, server: &Vm, port: u16) -> Result<(Row, String)> {
-        let before = (client.loss()?, server.loss()?);
-        let outcome = run.between(client, server, port, LIMIT)?;
-        let (loss_local, loss_remote) = (client.loss()? - before.0, server.loss()? - before.1);
-        let clean = outcome.ok() && loss_local == 0 && loss_remote == 0;
+    /// `lost` is what each side's loss counters grew by. Second: what a run that failed said.
+    fn new(planned: &Planned, outcome: &Outcome, lost: [u64; 2]) -> Result<(Row, Option<String>)> {
+        let run = &planned.run;
+        let clean = outcome.ok() && lost == [0, 0];
         let row = Row {
             tool: run.tool,
-            direction: format!("{}->{}", client.name, server.name),
+            direction: planned.direction(),
             size: run.size,
             iterations: run.iterations,
             figures: if clean {
@@ -107,10 +107,11 @@ impl Row {
             },
             client_rc: outcome.client.status,
             server_rc: outcome.server.status,
-            loss_local,
-            loss_remote,
+            loss_local: lost[0],
+            loss_remote: lost[1],
         };
-        let complaint = if clean { String::new() } else { outcome.text() };
+        let complaint =
+            (!clean).then(|| format!("{run:?} {}\n{}", planned.direction(), outcome.text()));
         Ok((row, complaint))
     }
 
@@ -163,51 +164,83 @@ pub fn sweep(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+/// A run that is to be made.
+struct Planned<'a> {
+    run: Run,
+    client: &'a Vm,
+    server: &'a Vm,
+    port: u16,
+}
+
+impl Planned<'_> {
+    fn direction(&self) -> String {
+        format!("{}->{}", self.client.name, self.server.name)
+    }
+
+    fn serve(&self) -> Result<Serving<'_>> {
+        self.run.serve(self.server, self.port)
+    }
+
+    fn loss(&self) -> Result<[u64; 2]> {
+        Ok([self.client.loss()?, self.server.loss()?])
+    }
+}
+
+/// The runs of a series, in order.
+fn plan<'a>(series: &'static Series, a: &'a Vm, b: &'a Vm, first_port: u16) -> Vec<Planned<'a>> {
+    let ways = [(a, b), (b, a)];
+    let ways = ways.into_iter().take(1 + usize::from(series.both_ways));
+    let runs = ways.flat_map(|way| series.tools.map(|tool| (way, tool)));
+    let runs = runs.flat_map(|(way, tool)| series.sizes.clone().map(move |n| (way, tool, 1 << n)));
+    let planned = runs.zip(first_port..);
+    let planned = planned.map(|(((client, server), tool, size), port)| Planned {
+        run: Run {
+            tool,
+            size,
+            iterations: series.iterations[usize::from(emulated())],
+            options: series.options.into(),
+        },
+        client,
+        server,
+        port,
+    });
+    planned.collect()
+}
+
 /// Runs both series. Returns the rows of each, and what the runs that failed said.
 fn measure_all(a: &Vm, b: &Vm) -> Result<(Vec<Row>, Vec<Row>, Vec<String>)> {
     let mut complaints = Vec::new();
-    let mut port = 20_000;
-    let mut measure = |series| measure_series(series, a, b, &mut port, &mut complaints);
-    let (bandwidth, latency) = (measure(&BANDWIDTH)?, measure(&LATENCY)?);
+    let bandwidth = measure(&plan(&BANDWIDTH, a, b, 20_000), &mut complaints)?;
+    let latency = measure(&plan(&LATENCY, a, b, 21_000), &mut complaints)?;
     Ok((bandwidth, latency, complaints))
 }
 
-/// `port` is the one that was used last.
-fn measure_series(
-    series: &'static Series,
-    a: &Vm,
-    b: &Vm,
-    port: &mut u16,
-    complaints: &mut Vec<String>,
-) -> Result<Vec<Row>> {
+/// Makes the runs one after the other. Each one's server starts while the client before it does, for most of a short run is the
+/// start of its programs.
+fn measure(planned: &[Planned], complaints: &mut Vec<String>) -> Result<Vec<Row>> {
     let mut rows = Vec::new();
-    let ways = [(a, b), (b, a)];
-    for (client, server) in ways.into_iter().take(1 + usize::from(series.both_ways)) {
-        for tool in series.tools {
-            let started = Instant::now();
-            for size in series.sizes.clone().map(|n| 1 << n) {
-                let run = Run {
-                    tool,
-                    size,
-                    iterations: series.iterations,
-                    options: series.options.into(),
-                };
-                *port += 1;
-                let (row, complaint) = Row::measure(&run, client, server, *port)?;
-                rows.push(row);
-                if !complaint.is_empty() {
-                    complaints.push(format!(
-                        "{run:?} {}->{}\n{complaint}",
-                        client.name, server.name
-                    ));
-                }
-            }
+    let mut started = Instant::now();
+    let mut serving = planned.first().map(Planned::serve).transpose()?;
+    for (position, this) in planned.iter().enumerate() {
+        let Some(current) = serving.take() else { break };
+        let next = planned.get(position + 1);
+        let before = this.loss()?;
+        let (outcome, started_next) =
+            current.meet(this.client, LIMIT, || next.map(Planned::serve).transpose())?;
+        serving = started_next;
+        let after = this.loss()?;
+        let (row, complaint) = Row::new(this, &outcome, [0, 1].map(|n| after[n] - before[n]))?;
+        rows.push(row);
+        complaints.extend(complaint);
+        let of = |planned: &Planned| (planned.run.tool, planned.direction());
+        if next.map(of) != Some(of(this)) {
             println!(
-                "{tool} {}->{}: {:.1} s",
-                client.name,
-                server.name,
+                "{} {}: {:.1} s",
+                this.run.tool,
+                this.direction(),
                 started.elapsed().as_secs_f64()
             );
+            started = Instant::now();
         }
     }
     Ok(rows)

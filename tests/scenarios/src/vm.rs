@@ -61,10 +61,14 @@ impl VmSpec {
             .iter()
             .map(|port| format!(",peer=127.0.0.1:{port}"))
             .collect();
+        // A VM that comes back has the address that its neighbours remember.
+        let mac = format!("02:00:00:00:{:02x}:{:02x}", listen >> 8, listen & 0xff);
         self.args
-            .extend(["--net".into(), "fabric".into(), "--rdma".into()]);
-        self.args
-            .push(format!("fabric=tcp,listen=127.0.0.1:{listen}{peers}"));
+            .extend(["--net".into(), format!("fabric,mac={mac}")]);
+        self.args.extend([
+            "--rdma".into(),
+            format!("fabric=tcp,listen=127.0.0.1:{listen}{peers}"),
+        ]);
         self.cmdline += &format!(" longarm.ip={address}");
         self
     }
@@ -268,6 +272,11 @@ pub fn tail(path: &Path) -> String {
         path.display(),
         lines[lines.len().saturating_sub(40)..].join("\n")
     )
+}
+
+/// Whether this is the emulated lab, where a VM has a small part of one slow processor.
+pub fn emulated() -> bool {
+    std::env::var_os("LONGARM_LAB").is_some()
 }
 
 /// A TCP port on loopback that is free now.
