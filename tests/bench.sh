@@ -35,7 +35,7 @@ suites() { # NAME... -- OPTION...
 
 case $what in native | all)
     cargo build --quiet --release --package longarm-bench
-    suites native growth -- "$@"
+    suites native -- "$@"
     ;;
 esac
 exit "$status"

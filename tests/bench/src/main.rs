@@ -3,12 +3,13 @@
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
+use longarm_bench::native;
 use longarm_bench::options::Options;
 
 /// A suite's name, and what runs it: false if a figure was refused.
 type Suite = (&'static str, fn(&Options) -> Result<bool>);
 
-const SUITES: &[Suite] = &[];
+const SUITES: &[Suite] = &[("native", native::run)];
 
 const USAGE: &str =
     "longarm-bench SUITE [--only WORD,...] [--rounds N] [--seconds S] [--out DIR] [--list]";
@@ -31,6 +32,10 @@ fn main() -> ExitCode {
 fn run() -> Result<bool> {
     let mut words = std::env::args().skip(1);
     let name = words.next().context("which suite?")?;
+    if name == native::peer::SUITE {
+        native::peer::run()?;
+        return Ok(true);
+    }
     let suite = SUITES.iter().find(|suite| suite.0 == name);
     let (_, suite) = suite.with_context(|| format!("no suite named {name:?}"))?;
     suite(&Options::parse(words)?)

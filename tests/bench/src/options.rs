@@ -67,6 +67,16 @@ impl Options {
         Ok(())
     }
 
+    /// Whether a case with these labels is to be measured. With `--list` none is, and the labels are printed.
+    pub fn wants<S: AsRef<str>>(&self, labels: &[S]) -> bool {
+        let wanted = self.only.wants(labels);
+        if self.list && wanted {
+            let labels: Vec<&str> = labels.iter().map(AsRef::as_ref).collect();
+            println!("{}", labels.join(","));
+        }
+        wanted && !self.list
+    }
+
     /// Time of a sample: as asked for, else as the suite likes it.
     pub fn time(&self, usual: Duration) -> Duration {
         self.seconds.unwrap_or(usual)

@@ -175,6 +175,19 @@ impl Host {
         }
     }
 
+    /// One round of a device that is stepped, as its thread makes while it does not mean to sleep: the device does not ask to be
+    /// kicked. True if there was work. A device with a thread has its own rounds.
+    #[inline]
+    pub fn poll(&self) -> bool {
+        match self {
+            Host::Stepped(host) => round(&mut host.device.lock().expect("the device"), &host.bells),
+            Host::Threaded(_) => {
+                std::hint::spin_loop();
+                false
+            }
+        }
+    }
+
     /// Looks at a device that is stepped.
     pub fn with_device<T>(&self, look: impl FnOnce(&mut RdmaDevice) -> T) -> T {
         match self {

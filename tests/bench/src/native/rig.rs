@@ -1,0 +1,270 @@
+//! Two connected ends in two processes, and what is measured between them: one call, one sample.
+
+use std::cell::RefCell;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+
+use super::drive::{Load, Moved, Places, Requester};
+use super::end::{Card, End, FOOTPRINT, Shape, losses};
+use super::peer::{Answer, Order, Peer};
+use super::process::{pin, processor_time};
+use super::tcp::{self, Way};
+use crate::samples::quantile;
+
+/// A figure of a stream: of a device, of TCP, of memory.
+#[derive(Clone, Copy, Debug)]
+pub struct Stream {
+    /// Messages in a second.
+    pub rate: f64,
+    /// Gigabits of payload in a second.
+    pub gbps: f64,
+    /// Processor seconds, of both processes, for a GiB of payload.
+    pub processor: f64,
+}
+
+impl Stream {
+    fn new(
+        bytes: f64,
+        size: usize,
+        elapsed: Duration,
+        processor: Duration,
+        busy: Duration,
+    ) -> Stream {
+        let rate = bytes / size as f64 / elapsed.as_secs_f64();
+        // The processors may have been busy for longer than what was counted took.
+        let share = elapsed.as_secs_f64() / busy.as_secs_f64();
+        Stream {
+            rate,
+            gbps: rate * size as f64 * 8e-9,
+            processor: processor.as_secs_f64() * share / (bytes / f64::from(1 << 30)),
+        }
+    }
+}
+
+/// Times from post to completion, or of round trips, in microseconds.
+#[derive(Clone, Copy, Debug)]
+pub struct Latency {
+    /// Median.
+    pub p50: f64,
+    /// 99 of 100 took no longer.
+    pub p99: f64,
+    /// 999 of 1,000 took no longer.
+    pub p999: f64,
+}
+
+impl Latency {
+    /// Of nanoseconds, of which there must be some.
+    pub fn of(times: &mut [u64]) -> Latency {
+        times.sort_unstable();
+        let at = |q| quantile(times, q) as f64 / 1e3;
+        Latency {
+            p50: at(0.5),
+            p99: at(0.99),
+            p999: at(0.999),
+        }
+    }
+}
+
+/// Room for the times of one sample.
+const TIMES: usize = 1 << 20;
+
+/// This process's end and the other process.
+pub struct Rig {
+    end: End,
+    far: Card,
+    peer: Peer,
+    times: Vec<u64>,
+}
+
+/// A rig that several subjects use in turn.
+pub type Shared = RefCell<Rig>;
+
+/// How long a sample runs before it counts.
+fn warm_up(time: Duration) -> Duration {
+    (time / 5).clamp(Duration::from_millis(2), Duration::from_millis(50))
+}
+
+impl Rig {
+    /// Starts the other process and connects an end here to one there.
+    pub fn new(shape: &Shape) -> Result<Rig> {
+        // The other process would inherit a binding of this one.
+        pin(None);
+        let mut peer = Peer::start()?;
+        pin(shape.thread.is_none().then_some(0));
+        let Answer::Opened(address, far) = peer.ask(&Order::Open(*shape))? else {
+            bail!("an answer out of turn");
+        };
+        let end = End::new(0, &[address], shape)?;
+        end.connect(&far);
+        let Answer::Done = peer.ask(&Order::Connect(end.card()))? else {
+            bail!("an answer out of turn");
+        };
+        let rig = Rig {
+            end,
+            far,
+            peer,
+            times: Vec::with_capacity(TIMES),
+        };
+        rig.wait_for_link()?;
+        Ok(rig)
+    }
+
+    /// This process's end.
+    pub fn end(&mut self) -> &mut End {
+        &mut self.end
+    }
+
+    fn wait_for_link(&self) -> Result<()> {
+        let begun = Instant::now();
+        while !self
+            .end
+            .stats
+            .snapshot()
+            .peers
+            .values()
+            .any(|peer| peer.links_up > 0)
+        {
+            self.end.poll();
+            if begun.elapsed() > Duration::from_secs(10) {
+                bail!("the fabric's link does not come up");
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs a load while the other end serves it; refused if a counter moved that must not.
+    fn load<T>(
+        &mut self,
+        load: Load,
+        run: impl FnOnce(&mut Requester<'_>, &mut Vec<u64>) -> Result<T>,
+    ) -> Result<(T, Duration, Duration)> {
+        let Answer::Ready = self.peer.ask(&Order::Serve(load.op, load.size))? else {
+            bail!("an answer out of turn");
+        };
+        let (before, begun) = (processor_time(), Instant::now());
+        self.times.clear();
+        let done = run(
+            &mut Requester::new(&mut self.end, &self.far, load),
+            &mut self.times,
+        );
+        let (used, busy) = (processor_time() - before, begun.elapsed());
+        let Answer::Served(served) = self.peer.ask(&Order::Stop)? else {
+            bail!("an answer out of turn");
+        };
+        let done = done?;
+        let mut lost = losses(&self.end.stats);
+        lost.extend(
+            served
+                .losses
+                .iter()
+                .map(|loss| format!("{loss} at the other end")),
+        );
+        if !lost.is_empty() {
+            bail!("counters moved: {}", lost.join(", "));
+        }
+        Ok((done, used + served.processor, busy))
+    }
+
+    /// Keeps the queues filled for a time.
+    pub fn stream(&mut self, load: Load, time: Duration) -> Result<Stream> {
+        let (moved, processor, busy) =
+            self.load(load, |requester, _| requester.stream(warm_up(time), time))?;
+        let Moved { messages, elapsed } = moved;
+        let bytes = messages as f64 * load.size as f64;
+        Ok(Stream::new(bytes, load.size, elapsed, processor, busy))
+    }
+
+    /// One message after the other.
+    pub fn latency(&mut self, load: Load, time: Duration) -> Result<Latency> {
+        self.load(load, |requester, times| {
+            requester.one_by_one(warm_up(time), time, times)
+        })?;
+        self.latencies()
+    }
+
+    fn latencies(&mut self) -> Result<Latency> {
+        if self.times.is_empty() {
+            bail!("nothing completed in the time");
+        }
+        Ok(Latency::of(&mut self.times))
+    }
+
+    /// Bare TCP in its quickest way: messages of `size` bytes, `batch` of them to a call, as far as the memory holds that many.
+    pub fn tcp(&mut self, size: usize, batch: usize, time: Duration) -> Result<Stream> {
+        let call = size * batch.clamp(1, FOOTPRINT / size);
+        let trial = (time / 2).min(Duration::from_millis(100));
+        let way = tcp::quickest(size, call, |way| {
+            Ok(self.tcp_stream(size, call, way, trial)?.gbps)
+        })?;
+        self.tcp_stream(size, call, way, time)
+    }
+
+    fn tcp_stream(&mut self, size: usize, call: usize, way: Way, time: Duration) -> Result<Stream> {
+        self.end.poll();
+        let order = Order::Sink(size, warm_up(time), way.spin);
+        let Answer::Listening(address) = self.peer.ask(&order)? else {
+            bail!("an answer out of turn");
+        };
+        let (before, begun) = (processor_time(), Instant::now());
+        tcp::source(address, call, warm_up(time) + time, way.nodelay)?;
+        let (used, busy) = (processor_time() - before, begun.elapsed());
+        let Answer::Received(received) = self.peer.answer()? else {
+            bail!("an answer out of turn");
+        };
+        let processor = used + received.processor;
+        Ok(Stream::new(
+            received.bytes as f64,
+            size,
+            received.elapsed,
+            processor,
+            busy,
+        ))
+    }
+
+    /// Round trips of bare TCP between two threads that spin: `size` bytes there, `answer` back.
+    pub fn ping_pong(&mut self, size: usize, answer: usize, time: Duration) -> Result<Latency> {
+        self.end.poll();
+        let Answer::Listening(address) = self.peer.ask(&Order::Echo(size, answer))? else {
+            bail!("an answer out of turn");
+        };
+        self.times.clear();
+        tcp::ping_pong(
+            address,
+            (size, answer),
+            (warm_up(time), time),
+            &mut self.times,
+        )?;
+        let Answer::Done = self.peer.answer()? else {
+            bail!("an answer out of turn");
+        };
+        self.latencies()
+    }
+}
+
+/// What one core copies from memory to memory, each as large as a device's.
+pub fn memory_copy(size: usize, time: Duration) -> Result<Stream> {
+    let (from, mut to) = (vec![0x5a_u8; FOOTPRINT], vec![0_u8; FOOTPRINT]);
+    let mut places = Places::new(size);
+    let (before, begun) = (processor_time(), Instant::now());
+    let mut messages = 0u64;
+    while begun.elapsed() < time {
+        for _ in 0..(65_536 / size).max(1) {
+            let at = places.next();
+            to[at..at + size].copy_from_slice(std::hint::black_box(&from[at..at + size]));
+            std::hint::black_box(&mut to);
+            messages += 1;
+        }
+    }
+    let elapsed = begun.elapsed();
+    let used = processor_time()
+        .checked_sub(before)
+        .context("processor time")?;
+    Ok(Stream::new(
+        messages as f64 * size as f64,
+        size,
+        elapsed,
+        used,
+        elapsed,
+    ))
+}

@@ -1,0 +1,134 @@
+//! The ratios that the TCP fabric is to reach, each measured as it is stated.
+
+use std::time::Duration;
+
+use anyhow::Result;
+
+use super::drive::{Load, Op};
+use super::end::Shape;
+use super::rig::{Latency, Rig, Shared, Stream};
+use crate::options::{Options, size_label};
+use crate::samples::{Samples, interleaved};
+use crate::table::{Axis, Row, Table, Target};
+
+/// A stream against bare TCP with one write a message.
+struct Case {
+    op: Op,
+    size: usize,
+    depth: u32,
+    inline: bool,
+    /// Compare messages, not bytes; the ratio is the same.
+    target: f64,
+}
+
+const STREAMS: [Case; 5] = [
+    stream(Op::Write, 65_536, 16, 0.90),
+    stream(Op::Read, 65_536, 16, 0.90),
+    stream(Op::Write, 4096, 128, 0.90),
+    stream(Op::Read, 4096, 128, 0.90),
+    stream(Op::Write, 64, 128, 4.0),
+];
+
+const fn stream(op: Op, size: usize, depth: u32, target: f64) -> Case {
+    Case {
+        op,
+        size,
+        depth,
+        inline: false,
+        target,
+    }
+}
+
+/// The highest that the ratio of an 8-byte WRITE's latency to a ping-pong may be.
+const LATENCY: f64 = 1.25;
+
+/// Measures what is selected.
+pub fn table(options: &Options) -> Table {
+    let mut table = Table::new("targets", "the TCP fabric against its targets", Axis::Ratio);
+    for case in &STREAMS {
+        let labels = ["targets", case.op.label(), &size_label(case.size as u64)].map(str::to_owned);
+        if !options.wants(&labels) {
+            continue;
+        }
+        match measure(case, options) {
+            Ok(row) => table.push(row),
+            Err(error) => table.refuse(labels.join(" "), error),
+        }
+    }
+    if options.wants(&["targets", "write", "8", "latency"]) {
+        match latency(options) {
+            Ok(row) => table.push(row),
+            Err(error) => table.refuse("targets latency", error),
+        }
+    }
+    table
+}
+
+fn time(options: &Options) -> Duration {
+    options.time(Duration::from_millis(400))
+}
+
+fn measure(case: &Case, options: &Options) -> Result<Row> {
+    let shape = Shape {
+        qps: 1,
+        depth: case.depth,
+        thread: None,
+    };
+    let rig = Shared::new(Rig::new(&shape)?);
+    let load = Load {
+        op: case.op,
+        size: case.size,
+        depth: case.depth,
+        signal: 1,
+        inline: case.inline,
+    };
+    let time = time(options);
+    let results = interleaved(
+        options.rounds,
+        &mut [
+            Box::new(|| rig.borrow_mut().stream(load, time)),
+            Box::new(|| rig.borrow_mut().tcp(case.size, 1, time)),
+        ],
+    )?;
+    let small = case.size < 1024;
+    let figure = |s: &Stream| if small { s.rate / 1e6 } else { s.gbps };
+    let [ours, tcp] = [0, 1].map(|n| Samples::of(&results[n], figure));
+    let unit = if small { "M/s" } else { "Gb/s" };
+    Ok(Row::measured(case.op.name(), &ours, unit)
+        .size(case.size as u64)
+        .qps(1)
+        .depth(case.depth)
+        .against("tcp, a write each", &ours, &tcp)
+        .target(Target::AtLeast(case.target)))
+}
+
+fn latency(options: &Options) -> Result<Row> {
+    let shape = Shape {
+        qps: 1,
+        depth: 1,
+        thread: None,
+    };
+    let rig = Shared::new(Rig::new(&shape)?);
+    let load = Load {
+        op: Op::Write,
+        size: 8,
+        depth: 1,
+        signal: 1,
+        inline: true,
+    };
+    let time = time(options);
+    let results = interleaved(
+        options.rounds,
+        &mut [
+            Box::new(|| rig.borrow_mut().latency(load, time)),
+            Box::new(|| rig.borrow_mut().ping_pong(8, 8, time)),
+        ],
+    )?;
+    let [ours, tcp] = [0, 1].map(|n| Samples::of(&results[n], |l: &Latency| l.p50));
+    Ok(Row::measured("WRITE, post to CQE", &ours, "us")
+        .size(8)
+        .qps(1)
+        .depth(1)
+        .against("tcp ping-pong", &ours, &tcp)
+        .target(Target::AtMost(LATENCY)))
+}
