@@ -48,15 +48,16 @@ static const struct ib_device_ops vrdma_ops = {
 	.query_qp = vrdma_query_qp,
 	.reg_user_mr = vrdma_reg_user_mr,
 	.req_notify_cq = vrdma_req_notify_cq,
-	/*
-	 * No get_dma_mr: the device has no region over all memory. The core
-	 * then offers the device to processes only, not to kernel users.
-	 */
 
 	INIT_RDMA_OBJ_SIZE(ib_cq, vrdma_cq, ibcq),
 	INIT_RDMA_OBJ_SIZE(ib_pd, vrdma_pd, ibpd),
 	INIT_RDMA_OBJ_SIZE(ib_qp, vrdma_qp, ibqp),
 	INIT_RDMA_OBJ_SIZE(ib_ucontext, vrdma_ucontext, ibucontext),
+};
+
+/* Without these the core offers the device to processes only. */
+static const struct ib_device_ops vrdma_dma_mr_ops = {
+	.get_dma_mr = vrdma_get_dma_mr,
 };
 
 /* The pages from 1 on are mapped by processes; page 0 is the kernel's own. */
@@ -172,6 +173,8 @@ static int vrdma_register(struct vrdma_dev *dev)
 	       sizeof(ibdev->node_guid));
 	strscpy(ibdev->node_desc, "virtio-rdma", sizeof(ibdev->node_desc));
 	ib_set_device_ops(ibdev, &vrdma_ops);
+	if (vrdma_has(dev, VIRTIO_RDMA_F_DMA_MR))
+		ib_set_device_ops(ibdev, &vrdma_dma_mr_ops);
 
 	vrdma_netdev_pair(dev);
 	err = ib_register_device(ibdev, "vrdma%d", dev->dma_dev);
@@ -296,6 +299,7 @@ MODULE_DEVICE_TABLE(virtio, vrdma_ids);
 static const unsigned int vrdma_features[] = {
 	VIRTIO_RDMA_F_ATOMICS,
 	VIRTIO_RDMA_F_USER_DOORBELL,
+	VIRTIO_RDMA_F_DMA_MR,
 };
 
 static struct virtio_driver vrdma_driver = {

@@ -229,6 +229,37 @@ err_free:
 	return ERR_PTR(err);
 }
 
+/*
+ * All DMA addresses that the device may use, for kernel users: each protection
+ * domain of the kernel has one, and no process ever gets its key.
+ */
+struct ib_mr *vrdma_get_dma_mr(struct ib_pd *ibpd, int access)
+{
+	struct vrdma_dev *dev = to_vdev(ibpd->device);
+	struct virtio_rdma_reg_mr body = {
+		.pd = cpu_to_le32(to_vpd(ibpd)->pdn),
+		.access = cpu_to_le32(access & VIRTIO_RDMA_ACCESS_ALL),
+		.flags = VIRTIO_RDMA_MR_DMA,
+	};
+	struct virtio_rdma_mr_keys keys;
+	struct vrdma_mr *mr;
+	int err;
+
+	mr = kzalloc(sizeof(*mr), GFP_KERNEL);
+	if (!mr)
+		return ERR_PTR(-ENOMEM);
+	mr->context = VIRTIO_RDMA_KERNEL_CONTEXT;
+	err = vrdma_exec(dev, mr->context, VIRTIO_RDMA_CMD_REG_MR,
+			 &body, sizeof(body), &keys, sizeof(keys));
+	if (err) {
+		kfree(mr);
+		return ERR_PTR(err);
+	}
+	mr->ibmr.lkey = le32_to_cpu(keys.lkey);
+	mr->ibmr.rkey = le32_to_cpu(keys.rkey);
+	return &mr->ibmr;
+}
+
 int vrdma_dereg_mr(struct ib_mr *ibmr, struct ib_udata *udata)
 {
 	struct vrdma_mr *mr = to_vmr(ibmr);

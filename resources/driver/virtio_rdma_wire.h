@@ -22,6 +22,7 @@
 #define VIRTIO_RDMA_F_INDIRECT_MR	7
 #define VIRTIO_RDMA_F_USER_DOORBELL	8
 #define VIRTIO_RDMA_F_XRC		9
+#define VIRTIO_RDMA_F_DMA_MR		10
 
 /* Granule of doorbell pages and ring buffers. */
 #define VIRTIO_RDMA_PAGE_SHIFT		12
@@ -184,6 +185,7 @@ struct virtio_rdma_context {
 /* Section 4.4 */
 #define VIRTIO_RDMA_MR_MORE		0x1
 #define VIRTIO_RDMA_MR_EXTENTS		0x2
+#define VIRTIO_RDMA_MR_DMA		0x4
 
 /* With EXTENTS two words, address and length, else one, the page's address. */
 struct virtio_rdma_reg_mr {

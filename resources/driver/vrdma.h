@@ -275,6 +275,7 @@ u32 vrdma_max_entries(const struct vrdma_dev *dev, size_t body, size_t entry);
 /* mr.c */
 struct ib_mr *vrdma_reg_user_mr(struct ib_pd *ibpd, u64 start, u64 length,
 				u64 virt, int access, struct ib_udata *udata);
+struct ib_mr *vrdma_get_dma_mr(struct ib_pd *ibpd, int access);
 int vrdma_dereg_mr(struct ib_mr *ibmr, struct ib_udata *udata);
 
 /* cq.c */

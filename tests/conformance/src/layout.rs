@@ -595,7 +595,7 @@ impl SendHeader {
 }
 
 /// A page list or extent list for REG_MR (section 4.4).
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 #[allow(missing_docs, reason = "the names are those of the specification")]
 pub struct RegMr {
     pub pd: u32,
@@ -614,6 +614,8 @@ pub struct RegMr {
 pub const MR_MORE: u8 = 1;
 /// REG_MR flag: extents instead of pages.
 pub const MR_EXTENTS: u8 = 2;
+/// REG_MR flag: all DMA addresses (feature DMA_MR).
+pub const MR_DMA: u8 = 4;
 
 impl RegMr {
     /// The body. `entries` are the le64 as they stand, two to an extent.

@@ -2,10 +2,11 @@
 
 use zerocopy::IntoBytes;
 
-use super::{Control, Outcome, handle, with_list};
+use super::{Control, Outcome, handle, whole, with_list};
 use crate::rdma::memory::{RegionEntry, RegionRequest};
+use crate::rdma::objects::KERNEL;
 use crate::rdma::wire::{
-    ExtentEntry, KeysReply, Le32, Le64, MrAppendBody, RegMrBody, Status, mr_flag,
+    ExtentEntry, KeysReply, Le32, Le64, MrAppendBody, RegMrBody, Status, feature, mr_flag,
 };
 
 /// Checks the list behind a body and gives it to `Memory`.
@@ -36,6 +37,15 @@ macro_rules! append {
     }};
 }
 
+/// Appends the keys of a region, which are one value.
+fn put_keys(reply: &mut Vec<u8>, key: u32) {
+    let answer = KeysReply {
+        lkey: Le32::new(key),
+        rkey: Le32::new(key),
+    };
+    reply.extend_from_slice(answer.as_bytes());
+}
+
 impl Control<'_> {
     pub(super) fn reg_mr(&mut self, context: u32, body: &[u8], reply: &mut Vec<u8>) -> Outcome {
         let head = body
@@ -46,6 +56,9 @@ impl Control<'_> {
         let flags = head.flags;
         if head.reserved0.get() != 0 || head.reserved1.get() != 0 || flags & !mr_flag::ALL != 0 {
             return Err(Status::Invalid);
+        }
+        if flags & mr_flag::DMA != 0 {
+            return self.reg_dma_mr(context, body, reply);
         }
         let more = flags & mr_flag::MORE != 0;
         let extents = flags & mr_flag::EXTENTS != 0;
@@ -73,11 +86,33 @@ impl Control<'_> {
             self.objects.release_pd(pd);
             return Err(status);
         }
-        let answer = KeysReply {
-            lkey: Le32::new(key),
-            rkey: Le32::new(key),
+        put_keys(reply, key);
+        Ok(())
+    }
+
+    /// A region over all DMA addresses, which has no list.
+    fn reg_dma_mr(&mut self, context: u32, body: &[u8], reply: &mut Vec<u8>) -> Outcome {
+        self.need(feature::DMA_MR)?;
+        let head: RegMrBody = whole(body)?;
+        if context != KERNEL {
+            return Err(Status::Denied);
+        }
+        let plain = RegMrBody {
+            pd: head.pd,
+            access: head.access,
+            flags: mr_flag::DMA,
+            ..RegMrBody::default()
         };
-        reply.extend_from_slice(answer.as_bytes());
+        if head != plain {
+            return Err(Status::Invalid);
+        }
+        let pd = head.pd.get();
+        self.objects.check_pd(context, pd)?;
+        let dma = self.objects.dma();
+        let access = head.access.get();
+        let key = self.objects.memory.register_dma(dma, context, pd, access)?;
+        self.objects.hold_pd(pd);
+        put_keys(reply, key);
         Ok(())
     }
 

@@ -88,6 +88,14 @@ fn lookup<'c>(opcode: u16) -> Option<Command<'c>> {
 }
 
 impl Control<'_> {
+    /// Refuses what belongs to a feature that was not negotiated.
+    fn need(&self, feature: u64) -> Outcome {
+        if self.objects.features & feature == 0 {
+            return Err(Status::Unsupported);
+        }
+        Ok(())
+    }
+
     /// Carries out a command and writes its reply.
     pub(super) fn execute(&mut self, request: &[u8], reply: &mut Vec<u8>, room: usize) {
         let header_len = size_of::<ReplyHeader>();

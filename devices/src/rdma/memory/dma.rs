@@ -14,6 +14,11 @@ pub trait DmaSpace: Send + Sync {
     ///
     /// The memory pushed stays mapped, readable and writable as long as this space lives.
     fn translate(&self, dma: u64, len: u64, out: &mut Vec<Segment>) -> bool;
+
+    /// Whether all of `len` bytes at DMA address `dma` is RAM that the device may use.
+    fn contains(&self, dma: u64, len: u64) -> bool {
+        self.translate(dma, len, &mut Vec::new())
+    }
 }
 
 /// A platform without a translating IOMMU: DMA addresses are guest physical addresses.
@@ -26,8 +31,9 @@ impl IdentityDma {
     }
 }
 
-impl DmaSpace for IdentityDma {
-    fn translate(&self, dma: u64, len: u64, out: &mut Vec<Segment>) -> bool {
+impl IdentityDma {
+    /// Gives every stretch of the range to `take`, in order; false when there is a byte that is not RAM.
+    fn walk(&self, dma: u64, len: u64, mut take: impl FnMut(*mut u8, usize)) -> bool {
         let (mut at, mut left) = (dma, len);
         while left > 0 {
             let Some(region) = self.0.find_region(GuestAddress(at)) else {
@@ -36,7 +42,7 @@ impl DmaSpace for IdentityDma {
             let (base, available) = host_address(region, at);
             let n = available.min(left);
             // A region that is mapped here is no larger than the address space.
-            push_segment(out, base, n as usize);
+            take(base, n as usize);
             left -= n;
             if left > 0 {
                 let Some(next) = at.checked_add(n) else {
@@ -46,6 +52,16 @@ impl DmaSpace for IdentityDma {
             }
         }
         true
+    }
+}
+
+impl DmaSpace for IdentityDma {
+    fn translate(&self, dma: u64, len: u64, out: &mut Vec<Segment>) -> bool {
+        self.walk(dma, len, |base, n| push_segment(out, base, n))
+    }
+
+    fn contains(&self, dma: u64, len: u64) -> bool {
+        self.walk(dma, len, |_, _| {})
     }
 }
 
@@ -92,5 +108,24 @@ mod tests {
         assert_eq!(bytes(0x10fff, 2), None);
         assert_eq!(bytes(u64::MAX, 1), None);
         assert_eq!(bytes(0x10000, u64::MAX), None);
+    }
+
+    #[test]
+    fn what_is_contained_is_what_translates() {
+        for (dma, len) in [
+            (0, 0x6000),
+            (0x3fff, 2),
+            (0x5fff, 2),
+            (0x10fff, 1),
+            (0x10fff, 2),
+            (u64::MAX, 1),
+            (0x10000, u64::MAX),
+        ] {
+            assert_eq!(
+                space().contains(dma, len),
+                bytes(dma, len).is_some(),
+                "{dma:#x}+{len:#x}"
+            );
+        }
     }
 }

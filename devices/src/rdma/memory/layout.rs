@@ -1,5 +1,7 @@
 //! How the bytes of a region are found, and how that is built from the list of a command.
 
+use std::sync::Arc;
+
 use super::regions::RegionRequest;
 use super::{DmaSpace, Segment, push_segment};
 use crate::rdma::wire::Status;
@@ -35,6 +37,8 @@ pub(super) enum Layout {
     },
     /// Pieces of any length, sorted by where they start; the first starts at 0.
     Extents(Box<[Extent]>),
+    /// Addresses in the region are DMA addresses, looked up at every use.
+    Dma(Arc<dyn DmaSpace>),
 }
 
 /// A region whose list is coming in.
@@ -186,9 +190,20 @@ impl Builder {
 }
 
 impl Layout {
-    /// Pushes `len` bytes at `offset` of a region of `length` bytes; the range was checked.
+    /// Whether `len` bytes at `offset` are memory; of a list this was found out when it came.
     #[inline]
-    pub(super) fn push(&self, length: u64, offset: u64, len: u64, out: &mut Vec<Segment>) {
+    pub(super) fn contains(&self, offset: u64, len: u64) -> bool {
+        match self {
+            Layout::Dma(space) => space.contains(offset, len),
+            _ => true,
+        }
+    }
+
+    /// Pushes `len` bytes at `offset` of a region of `length` bytes; the range was checked. False when they are not memory; what was pushed
+    /// then means nothing.
+    #[inline]
+    #[must_use]
+    pub(super) fn push(&self, length: u64, offset: u64, len: u64, out: &mut Vec<Segment>) -> bool {
         match self {
             Layout::Contiguous(base) => {
                 push_segment(out, base.wrapping_add(offset as usize), len as usize);
@@ -224,6 +239,8 @@ impl Layout {
                     i += 1;
                 }
             }
+            Layout::Dma(space) => return space.translate(offset, len, out),
         }
+        true
     }
 }

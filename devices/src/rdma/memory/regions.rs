@@ -1,5 +1,7 @@
 //! Memory regions, and the one lookup of the data path: key, PD, owner, access, address and length to guest memory, or a precise refusal.
 
+use std::sync::Arc;
+
 use super::layout::{Builder, Layout, RegionEntry};
 use super::{DmaSpace, Segment};
 use crate::rdma::fabric::frame::nak;
@@ -157,6 +159,32 @@ impl Memory {
         }
     }
 
+    /// Registers all DMA addresses that the device may use, as they are: an address in the region is a DMA address. It can be used at once. The
+    /// caller has checked the PD and that the kernel asks. Returns the key.
+    ///
+    /// # Errors
+    /// `Invalid` for access bits that contradict one another, `NoResource` at a limit.
+    pub fn register_dma(
+        &mut self,
+        dma: Arc<dyn DmaSpace>,
+        context: u32,
+        pd: u32,
+        access: u32,
+    ) -> Result<u32, Status> {
+        check_access(access)?;
+        self.regions
+            .insert_with(|_| Region {
+                context,
+                pd,
+                access,
+                iova: 0,
+                length: u64::MAX,
+                entries: 0,
+                state: State::Live(Layout::Dma(dma)),
+            })
+            .ok_or(Status::NoResource)
+    }
+
     /// Adds entries to the list of a region. On an error the region is as it was before.
     ///
     /// # Errors
@@ -288,11 +316,16 @@ impl Memory {
         addr: u64,
         len: u64,
     ) -> Result<(), Refusal> {
-        self.find(key, pd, context, asked, addr, len).map(|_| ())
+        let (_, layout, offset) = self.find(key, pd, context, asked, addr, len)?;
+        if layout.contains(offset, len) {
+            Ok(())
+        } else {
+            Err(Refusal::Range)
+        }
     }
 
     /// Pushes the guest memory of `len` bytes at `addr` in region `key` onto `out`, if a queue of `pd` and `context` may access it in all the
-    /// ways `asked` ([`access`] bits; 0 is a local read). A refusal pushes nothing. Length 0 is checked like any other and pushes nothing; an
+    /// ways `asked` ([`access`] bits; 0 is a local read). After a refusal what was pushed means nothing. Length 0 is checked like any other and pushes nothing; an
     /// SGE or remote request of length 0 names no memory, so its key need not be looked up at all.
     #[inline]
     #[expect(
@@ -310,21 +343,24 @@ impl Memory {
         out: &mut Vec<Segment>,
     ) -> Result<(), Refusal> {
         let (region, layout, offset) = self.find(key, pd, context, asked, addr, len)?;
-        if len > 0 {
-            layout.push(region.length, offset, len, out);
+        if len > 0 && !layout.push(region.length, offset, len, out) {
+            return Err(Refusal::Range);
         }
         Ok(())
     }
 }
 
+/// Checks access bits (section 4.5).
+fn check_access(bits: u32) -> Result<(), Status> {
+    let needs_local = access::REMOTE_WRITE | access::REMOTE_ATOMIC;
+    let sound =
+        bits & !access::ALL == 0 && (bits & needs_local == 0 || bits & access::LOCAL_WRITE != 0);
+    if sound { Ok(()) } else { Err(Status::Invalid) }
+}
+
 /// Checks what of a request can be checked without its list.
 fn check_request(request: &RegionRequest, max_mr_size: u64) -> Result<(), Status> {
-    let needs_local = access::REMOTE_WRITE | access::REMOTE_ATOMIC;
-    if request.access & !access::ALL != 0
-        || (request.access & needs_local != 0 && request.access & access::LOCAL_WRITE == 0)
-    {
-        return Err(Status::Invalid);
-    }
+    check_access(request.access)?;
     if request.length == 0 {
         let empty = request.total_entries == 0 && request.offset == 0;
         return if empty { Ok(()) } else { Err(Status::Invalid) };

@@ -39,6 +39,8 @@ pub mod feature {
     pub const USER_DOORBELL: u64 = 1 << 8;
     /// XRC domains and QP types.
     pub const XRC: u64 = 1 << 9;
+    /// Regions over all DMA addresses.
+    pub const DMA_MR: u64 = 1 << 10;
 }
 
 /// Device configuration (section 2).

@@ -87,8 +87,10 @@ pub mod mr_flag {
     pub const MORE: u8 = 1;
     /// Entries are extents.
     pub const EXTENTS: u8 = 2;
+    /// No list: the region is all DMA addresses.
+    pub const DMA: u8 = 4;
     /// All that are defined.
-    pub const ALL: u8 = MORE | EXTENTS;
+    pub const ALL: u8 = MORE | EXTENTS | DMA;
 }
 
 /// Access bits (section 4.5).

@@ -9,8 +9,8 @@ use crate::doorbell::Doorbells;
 use crate::events::Events;
 use crate::host::Host;
 use crate::layout::{
-    Counters, DeviceLimits, MR_EXTENTS, MR_MORE, RegMr, Sge, Status, access, command, le32, le64,
-    request,
+    Counters, DeviceLimits, MR_DMA, MR_EXTENTS, MR_MORE, RegMr, Sge, Status, access, command, le32,
+    le64, request,
 };
 use crate::memory::{Buffer, GuestMemory, PAGE};
 
@@ -223,6 +223,19 @@ impl Node {
             "4.4: lkey and rkey are the same value"
         );
         Ok(le32(&body, 0))
+    }
+
+    /// A region over all DMA addresses, which only the kernel may have.
+    pub fn dma_mr(&self, context: Context, pd: u32, bits: u32) -> Outcome<u32> {
+        self.reg_mr_raw(
+            context,
+            &RegMr {
+                pd,
+                access: bits,
+                flags: MR_DMA,
+                ..RegMr::default()
+            },
+        )
     }
 
     /// MR_APPEND.
