@@ -1,5 +1,5 @@
 #!/bin/bash
-# run.sh [--list] [NAME...]: all tests of Longarm, or the named parts. Quiet when all is well: a line a part; the log of what
+# run.sh [--list] [NAME...]: all tests of Longarm but those marked "by name", or the named parts. Quiet when all is well: a line a part; the log of what
 # failed is printed. Installs what it needs. Logs stay in target/test-logs.
 #
 # LONGARM_HOSTILE_SECONDS lengthens the hostile-ring part (default 20 here; 600 for the ten minutes of a release).
@@ -21,6 +21,8 @@ parts=(
     'images      1800 guest images: Debian 13 and Debian 12'
     'guests      2400 the scenarios in Debian 13 guests (tests/scenarios), in the lab'
     'bookworm     900 a Debian 12 guest: driver loads, ibv_rc_pingpong -c passes, in the lab'
+    'verbs-suite 1300 by name: the tests of rdma-core 56.1 in a Debian 13 guest, against the skips in docs/verbs.md'
+    'verbs-suite-bookworm 1300 by name: the tests of rdma-core 44 in a Debian 12 guest, likewise'
 )
 
 part_format() { cargo fmt --all --check; }
@@ -39,12 +41,14 @@ part_provider() { resources/image/build-provider.sh --check; }
 part_images() { build_guest_side && image trixie && image bookworm; }
 part_guests() { scenarios trixie $(target/release/longarm-scenarios --list); }
 part_bookworm() { scenarios bookworm pingpong; }
+part_verbs_suite() { INCLUDE=python3-pyverbs scenarios trixie verbs-suite; }
+part_verbs_suite_bookworm() { INCLUDE=python3-pyverbs scenarios bookworm verbs-suite; }
 
 build_guest_side() { cargo build --quiet --release --workspace; }
-image() { resources/image/build.sh --suite "$1"; }
+image() { resources/image/build.sh --suite "$1" ${INCLUDE:+--include "$INCLUDE"}; }
 
-scenarios() { # SUITE NAME...
-    local image_dir out=$tree/target/lab/scenarios-$1 left
+scenarios() { # SUITE NAME...; INCLUDE: more packages for the guest
+    local image_dir out=$tree/target/lab/scenarios-$1${INCLUDE:+-$INCLUDE} left
     build_guest_side || return
     image_dir=$(image "$1") || return
     in_lab "$image_dir" "$out" "${@:2}" && return
@@ -63,7 +67,7 @@ in_lab() { # IMAGE OUT NAME...
 names() { printf '%s\n' "${parts[@]}" | awk '{ print $1 }'; }
 
 if [ "${1:-}" = --list ]; then
-    printf '%s\n' "${parts[@]}" | awk '{ name = $1; $1 = $2 = ""; printf "%-12s%s\n", name, $0 }'
+    printf '%s\n' "${parts[@]}" | awk '{ name = $1; $1 = $2 = ""; printf "%-20s%s\n", name, $0 }'
     exit 0
 fi
 for name in "$@"; do
@@ -76,7 +80,11 @@ mkdir -p "$logs"
 passed=0 failed=0
 for part in "${parts[@]}"; do
     read -r name limit what <<<"$part"
-    [ $# -eq 0 ] || printf '%s\n' "$@" | grep -qx -- "$name" || continue
+    if [ $# -eq 0 ]; then
+        [[ $what == "by name:"* ]] && continue
+    else
+        printf '%s\n' "$@" | grep -qx -- "$name" || continue
+    fi
     log=$logs/$name.log start=$SECONDS
     export -f "part_${name//-/_}" build_guest_side image scenarios in_lab
     export tree
@@ -84,7 +92,7 @@ for part in "${parts[@]}"; do
     if setsid --wait timeout --kill-after=20 "$limit" bash -c "part_${name//-/_}" >"$log" 2>&1 </dev/null; then
         passed=$((passed + 1))
         echo "ok      $name ($((SECONDS - start)) s)"
-        grep -h -E '^(skipped|retried)' "$log" | sed 's/^/        /'
+        grep -h -E '^(skipped|retried|verbs-suite:)' "$log" | sed 's/^/        /'
     else
         status=$?
         failed=$((failed + 1))

@@ -56,7 +56,7 @@ make_base() {
     mmdebstrap --variant=essential --include="$packages" --aptopt='Acquire::Languages "none"' \
         --dpkgopt='path-exclude=/usr/share/man/*' --dpkgopt='path-exclude=/usr/share/doc/*' \
         --dpkgopt='path-exclude=/usr/share/locale/*' --dpkgopt='path-exclude=/usr/share/info/*' \
-        --dpkgopt='path-include=/usr/share/doc/rdma-core/tests/*' \
+        --dpkgopt='path-include=/usr/share/doc/rdma-core' --dpkgopt='path-include=/usr/share/doc/rdma-core/tests*' \
         "$suite" "$work/root.tar" "$(debian_mirror)"
     mkdir -p "$work/base"
     mmtarfilter "${excludes[@]}" <"$work/root.tar" >"$work/base/root.tar"

@@ -6,6 +6,7 @@ mod faults;
 mod life;
 mod sweep;
 mod verbs;
+mod verbs_suite;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -36,6 +37,9 @@ const SCENARIOS: &[Scenario] = &[
     ("killed-process", faults::killed_process, 400),
     ("unbind", faults::unbind, 400),
 ];
+
+/// Those that need packages beyond the usual image's: run when named, not listed.
+const APART: &[Scenario] = &[("verbs-suite", verbs_suite::verbs_suite, 1100)];
 
 const USAGE: &str = "longarm-scenarios --longarm BINARY --image DIR --out DIR NAME... | --list";
 
@@ -72,7 +76,11 @@ fn run() -> Result<bool> {
                     _ => out = Some(value),
                 }
             }
-            name => match SCENARIOS.iter().find(|(known, ..)| *known == name) {
+            name => match SCENARIOS
+                .iter()
+                .chain(APART)
+                .find(|(known, ..)| *known == name)
+            {
                 Some(scenario) => chosen.push(*scenario),
                 None => bail!("no scenario {name:?}; --list names them"),
             },

@@ -56,7 +56,7 @@ pub fn pingpong_between(a: &Vm, b: &Vm) -> Result<()> {
 }
 
 /// Index of the GID that a VM's IPv4 address became.
-fn roce_v2_index(vm: &Vm) -> Result<u32> {
+pub fn roce_v2_index(vm: &Vm) -> Result<u32> {
     let listing = vm
         .exec("cd /sys/class/infiniband/*/ports/1/gids && grep -l '0000:0000:0000:0000:0000:ffff:0a00' *", 10)?
         .ok("the GID of the IPv4 address")?;
