@@ -3,8 +3,13 @@
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
+use conformance::counting::Counting;
 use longarm_bench::native;
 use longarm_bench::options::Options;
+
+/// Allocations and the memory of objects are among the figures.
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
 
 /// A suite's name, and what runs it: false if a figure was refused.
 type Suite = (&'static str, fn(&Options) -> Result<bool>);

@@ -2,7 +2,9 @@
 
 use std::fmt::Write as _;
 
-use crate::options::size_label;
+use anyhow::Result;
+
+use crate::options::{Options, size_label};
 use crate::samples::Samples;
 
 /// The columns of every CSV file.
@@ -224,6 +226,25 @@ impl Table {
     /// Adds a figure.
     pub fn push(&mut self, row: Row) {
         self.rows.push(row);
+    }
+
+    /// Measures a case if it is selected: its rows, or why there are none.
+    pub fn case<S: AsRef<str>>(
+        &mut self,
+        options: &Options,
+        labels: &[S],
+        measure: impl FnOnce() -> Result<Vec<Row>>,
+    ) {
+        if !options.wants(labels) {
+            return;
+        }
+        match measure() {
+            Ok(rows) => self.rows.extend(rows),
+            Err(error) => {
+                let labels: Vec<&str> = labels.iter().map(AsRef::as_ref).collect();
+                self.refuse(labels.join(" "), error);
+            }
+        }
     }
 
     /// Notes that a case has no figure. The run fails, after everything else was measured.

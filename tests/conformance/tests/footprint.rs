@@ -1,31 +1,10 @@
 //! What idle objects cost the host. The figures are printed; the bounds are what the project can live with.
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::atomic::{AtomicUsize, Ordering};
-
+use conformance::counting::{Counting, live};
 use conformance::layout::{RegMr, access, command};
 use conformance::node::{KERNEL, QpOptions};
 use conformance::side::{Connection, connect};
 use conformance::world::{Kind, World};
-
-/// Counts what is allocated and not freed.
-struct Counting;
-
-static LIVE: AtomicUsize = AtomicUsize::new(0);
-
-// SAFETY: everything is passed to the system's allocator as it came.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        LIVE.fetch_add(layout.size(), Ordering::Relaxed);
-        // SAFETY: the caller's promises are the system allocator's conditions.
-        unsafe { System.alloc(layout) }
-    }
-    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
-        LIVE.fetch_sub(layout.size(), Ordering::Relaxed);
-        // SAFETY: as above.
-        unsafe { System.dealloc(ptr, layout) }
-    }
-}
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
@@ -35,11 +14,11 @@ const COUNT: usize = 1000;
 /// Host bytes for each of [`COUNT`] runs of `make`.
 fn cost(what: &str, most: usize, mut make: impl FnMut()) {
     make();
-    let before = LIVE.load(Ordering::Relaxed);
+    let before = live();
     for _ in 0..COUNT {
         make();
     }
-    let each = (LIVE.load(Ordering::Relaxed) - before) / COUNT;
+    let each = (live() - before) / COUNT;
     println!("{what}: {each} bytes of host memory");
     assert!(each <= most, "{what}: {each} bytes, at most {most} wanted");
 }
@@ -117,9 +96,9 @@ fn idle_objects_are_small() {
         node.create_qp(KERNEL, pd, cq.cqn, cq.cqn, &small)
             .expect("a QP"),
     );
-    let before = LIVE.load(Ordering::Relaxed);
+    let before = live();
     connect((node, &a), (node, &b), &Connection::default());
-    let grown = LIVE.load(Ordering::Relaxed) - before;
+    let grown = live() - before;
     println!("connecting a pair of QPs: {grown} bytes of host memory");
     assert!(grown < 4096);
 }

@@ -77,13 +77,36 @@ pub struct Load {
     pub inline: bool,
 }
 
-/// Messages that completed in a time.
+impl Load {
+    /// Messages of `size` bytes from registered memory, all of them signalled.
+    pub fn new(op: Op, size: usize, depth: u32) -> Load {
+        Load {
+            op,
+            size,
+            depth,
+            signal: 1,
+            inline: false,
+        }
+    }
+
+    /// One message after the other, with the bytes in the WQE where that is usual: as the latency tests of perftest have it.
+    pub fn one_by_one(op: Op, size: usize) -> Load {
+        Load {
+            inline: size <= INLINE.len() && op != Op::Read,
+            ..Load::new(op, size, 1)
+        }
+    }
+}
+
+/// Messages that completed.
 #[derive(Clone, Copy, Debug)]
 pub struct Moved {
-    /// How many.
+    /// How many, while it counted.
     pub messages: u64,
     /// In this time.
     pub elapsed: Duration,
+    /// How many in all, before and after that too.
+    pub total: u64,
 }
 
 /// Offsets in the memory for one message after the other.
@@ -100,7 +123,7 @@ impl Places {
 
     /// The next one.
     #[inline]
-    pub fn next(&mut self) -> usize {
+    pub fn take(&mut self) -> usize {
         if self.at + self.size > FOOTPRINT {
             self.at = 0;
         }
@@ -136,7 +159,7 @@ impl<'a> Requester<'a> {
     /// Writes a work request to the queue pair `n` without telling the device.
     #[inline]
     fn write(&mut self, n: usize, signalled: bool) {
-        let at = self.places.next();
+        let at = self.places.take();
         let sge = [self.end.mr.sge(at, self.load.size)];
         let wr = SendWr {
             wr_id: n as u64,
@@ -189,13 +212,14 @@ impl<'a> Requester<'a> {
         );
         let begun = Instant::now();
         let mut counted: Option<Instant> = None;
-        let mut messages = 0;
+        let (mut messages, mut total) = (0, 0);
         let elapsed = loop {
             for n in 0..self.end.qps.len() {
                 self.fill(n);
             }
             self.end.poll();
             let done = self.reap()?;
+            total += done;
             let now = Instant::now();
             match counted {
                 Some(from) => {
@@ -208,8 +232,12 @@ impl<'a> Requester<'a> {
                 None => {}
             }
         };
-        self.drain()?;
-        Ok(Moved { messages, elapsed })
+        total += self.drain()?;
+        Ok(Moved {
+            messages,
+            elapsed,
+            total,
+        })
     }
 
     /// Posts one message after the other and waits for the completion of each. Nanoseconds of each go to `times`, as many as it has
@@ -239,18 +267,19 @@ impl<'a> Requester<'a> {
         }
     }
 
-    /// Lets everything that is under way complete.
-    fn drain(&mut self) -> Result<()> {
+    /// Lets everything that is under way complete. Messages that did.
+    fn drain(&mut self) -> Result<u64> {
         let begun = Instant::now();
+        let mut done = 0;
         let idle = |end: &End| end.qps.iter().all(|qp| qp.sq_producer == qp.sq_retired);
         while !idle(self.end) {
             self.end.poll();
-            self.reap()?;
+            done += self.reap()?;
             if begun.elapsed() > Duration::from_secs(10) {
                 bail!("what was posted does not complete");
             }
         }
-        Ok(())
+        Ok(done)
     }
 }
 
@@ -284,7 +313,7 @@ pub fn respond(
     }
     let mut places = Places::new(size.max(64));
     let mut refill = |end: &mut End, n: usize| {
-        let sge = end.mr.sge(places.next(), size);
+        let sge = end.mr.sge(places.take(), size);
         end.qps[n].write_recv(n as u64, &[sge]).is_ok()
     };
     for n in 0..end.qps.len() {

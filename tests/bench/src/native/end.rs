@@ -29,6 +29,17 @@ pub struct Shape {
     pub thread: Option<Duration>,
 }
 
+impl Shape {
+    /// Driver and device on one thread.
+    pub fn inline(qps: u32, depth: u32) -> Shape {
+        Shape {
+            qps,
+            depth,
+            thread: None,
+        }
+    }
+}
+
 /// What one end tells the other, as processes tell each other before they connect.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Card {

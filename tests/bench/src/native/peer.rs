@@ -13,8 +13,8 @@ use serde::{Deserialize, Serialize};
 
 use super::drive::{self, Op};
 use super::end::{Card, End, Shape, losses};
-use super::process::{pin, processor_time};
-use super::tcp;
+use super::process::{Meter, Usage, pin};
+use super::tcp::{self, Reception};
 
 /// Name of the suite that is the other process.
 pub const SUITE: &str = "native-peer";
@@ -26,13 +26,12 @@ pub enum Order {
     Open(Shape),
     /// Connect it. Answered by [`Answer::Done`].
     Connect(Card),
-    /// Take messages of an operation and a size. Answered by [`Answer::Ready`], and after [`Order::Stop`] by [`Answer::Served`].
-    Serve(Op, usize),
+    /// Take messages of an operation and a size, counting system calls or not. Answered by [`Answer::Ready`], and after [`Order::Stop`] by [`Answer::Served`].
+    Serve(Op, usize, bool),
     /// Stop serving.
     Stop,
-    /// Take a TCP connection and read messages of a size, of which the first stretch does not count, spinning or not.
-    /// [`Answer::Listening`], then [`Answer::Received`].
-    Sink(usize, Duration, bool),
+    /// Take a TCP connection and read messages. [`Answer::Listening`], then [`Answer::Received`].
+    Sink(Reception),
     /// Take a TCP connection and answer each so many bytes with so many. [`Answer::Listening`], then [`Answer::Done`].
     Echo(usize, usize),
 }
@@ -59,8 +58,8 @@ pub enum Answer {
 pub struct Served {
     /// Counters that must not move and did.
     pub losses: Vec<String>,
-    /// Processor time since it was ready.
-    pub processor: Duration,
+    /// What it took since it was ready.
+    pub usage: Usage,
 }
 
 /// The other process, seen from the first. It ends with the value.
@@ -205,23 +204,23 @@ fn carry_out(
             end.connect(&far);
             say(&Answer::Done);
         }
-        Order::Serve(op, size) => {
+        Order::Serve(op, size, count_calls) => {
             let end = place.as_mut().context("no end yet")?;
             inbox.stop.store(false, Ordering::Release);
-            let mut before = Duration::ZERO;
+            let mut meter = None;
             let ready = || {
-                before = processor_time();
                 say(&Answer::Ready);
+                meter = Some(Meter::start(count_calls));
             };
             drive::respond(end, op, size, ready, &inbox.stop)?;
             say(&Answer::Served(Served {
+                usage: meter.as_mut().map(Meter::usage).unwrap_or_default(),
                 losses: losses(&end.stats),
-                processor: processor_time() - before,
             }));
         }
-        Order::Sink(size, warm_up, spin) => {
+        Order::Sink(reception) => {
             say(&Answer::Listening(address));
-            say(&Answer::Received(tcp::sink(listener, size, warm_up, spin)?));
+            say(&Answer::Received(tcp::sink(listener, &reception)?));
         }
         Order::Echo(size, answer) => {
             say(&Answer::Listening(address));

@@ -3,13 +3,13 @@
 use std::cell::RefCell;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 
-use super::drive::{Load, Moved, Places, Requester};
+use super::drive::{Load, Places, Requester};
 use super::end::{Card, End, FOOTPRINT, Shape, losses};
 use super::peer::{Answer, Order, Peer};
-use super::process::{pin, processor_time};
-use super::tcp::{self, Way};
+use super::process::{Meter, Usage, pin};
+use super::tcp::{self, Reception, Way};
 use crate::samples::quantile;
 
 /// A figure of a stream: of a device, of TCP, of memory.
@@ -21,23 +21,29 @@ pub struct Stream {
     pub gbps: f64,
     /// Processor seconds, of both processes, for a GiB of payload.
     pub processor: f64,
+    /// Allocations of a message, of both processes.
+    pub allocations: f64,
+    /// System calls of a message, of both processes, where they were counted.
+    pub calls: Option<f64>,
 }
 
 impl Stream {
-    fn new(
-        bytes: f64,
-        size: usize,
-        elapsed: Duration,
-        processor: Duration,
-        busy: Duration,
-    ) -> Stream {
-        let rate = bytes / size as f64 / elapsed.as_secs_f64();
-        // The processors may have been busy for longer than what was counted took.
-        let share = elapsed.as_secs_f64() / busy.as_secs_f64();
+    /// What one message of `size` bytes after the other makes, one each `trip` microseconds.
+    pub fn of_trips(size: usize, trip: f64) -> Stream {
+        let elapsed = Duration::from_secs_f64(trip * 1e-6);
+        Stream::new(size, (1.0, elapsed), 1.0, Usage::default())
+    }
+
+    /// Messages of `size` bytes: so many in a time, and so many in all while `usage` was noted.
+    fn new(size: usize, (messages, elapsed): (f64, Duration), total: f64, usage: Usage) -> Stream {
+        let rate = messages / elapsed.as_secs_f64();
+        let gib = total * size as f64 / f64::from(1 << 30);
         Stream {
             rate,
             gbps: rate * size as f64 * 8e-9,
-            processor: processor.as_secs_f64() * share / (bytes / f64::from(1 << 30)),
+            processor: usage.processor.as_secs_f64() / gib,
+            allocations: usage.allocations as f64 / total,
+            calls: usage.calls.map(|calls| calls as f64 / total),
         }
     }
 }
@@ -51,6 +57,8 @@ pub struct Latency {
     pub p99: f64,
     /// 999 of 1,000 took no longer.
     pub p999: f64,
+    /// Mean.
+    pub mean: f64,
 }
 
 impl Latency {
@@ -59,6 +67,7 @@ impl Latency {
         times.sort_unstable();
         let at = |q| quantile(times, q) as f64 / 1e3;
         Latency {
+            mean: times.iter().sum::<u64>() as f64 / times.len() as f64 / 1e3,
             p50: at(0.5),
             p99: at(0.99),
             p999: at(0.999),
@@ -75,6 +84,8 @@ pub struct Rig {
     far: Card,
     peer: Peer,
     times: Vec<u64>,
+    /// System calls are counted from now on, which makes them slower.
+    pub count_calls: bool,
 }
 
 /// A rig that several subjects use in turn.
@@ -105,6 +116,7 @@ impl Rig {
             far,
             peer,
             times: Vec::with_capacity(TIMES),
+            count_calls: false,
         };
         rig.wait_for_link()?;
         Ok(rig)
@@ -138,17 +150,18 @@ impl Rig {
         &mut self,
         load: Load,
         run: impl FnOnce(&mut Requester<'_>, &mut Vec<u64>) -> Result<T>,
-    ) -> Result<(T, Duration, Duration)> {
-        let Answer::Ready = self.peer.ask(&Order::Serve(load.op, load.size))? else {
+    ) -> Result<(T, Usage)> {
+        let order = Order::Serve(load.op, load.size, self.count_calls);
+        let Answer::Ready = self.peer.ask(&order)? else {
             bail!("an answer out of turn");
         };
-        let (before, begun) = (processor_time(), Instant::now());
+        let mut meter = Meter::start(self.count_calls);
         self.times.clear();
         let done = run(
             &mut Requester::new(&mut self.end, &self.far, load),
             &mut self.times,
         );
-        let (used, busy) = (processor_time() - before, begun.elapsed());
+        let usage = meter.usage();
         let Answer::Served(served) = self.peer.ask(&Order::Stop)? else {
             bail!("an answer out of turn");
         };
@@ -163,16 +176,15 @@ impl Rig {
         if !lost.is_empty() {
             bail!("counters moved: {}", lost.join(", "));
         }
-        Ok((done, used + served.processor, busy))
+        Ok((done, usage + served.usage))
     }
 
     /// Keeps the queues filled for a time.
     pub fn stream(&mut self, load: Load, time: Duration) -> Result<Stream> {
-        let (moved, processor, busy) =
+        let (moved, usage) =
             self.load(load, |requester, _| requester.stream(warm_up(time), time))?;
-        let Moved { messages, elapsed } = moved;
-        let bytes = messages as f64 * load.size as f64;
-        Ok(Stream::new(bytes, load.size, elapsed, processor, busy))
+        let counted = (moved.messages as f64, moved.elapsed);
+        Ok(Stream::new(load.size, counted, moved.total as f64, usage))
     }
 
     /// One message after the other.
@@ -202,23 +214,28 @@ impl Rig {
 
     fn tcp_stream(&mut self, size: usize, call: usize, way: Way, time: Duration) -> Result<Stream> {
         self.end.poll();
-        let order = Order::Sink(size, warm_up(time), way.spin);
+        let order = Order::Sink(Reception {
+            size,
+            warm_up: warm_up(time),
+            spin: way.spin,
+            count_calls: self.count_calls,
+        });
         let Answer::Listening(address) = self.peer.ask(&order)? else {
             bail!("an answer out of turn");
         };
-        let (before, begun) = (processor_time(), Instant::now());
+        let mut meter = Meter::start(self.count_calls);
         tcp::source(address, call, warm_up(time) + time, way.nodelay)?;
-        let (used, busy) = (processor_time() - before, begun.elapsed());
+        let usage = meter.usage();
         let Answer::Received(received) = self.peer.answer()? else {
             bail!("an answer out of turn");
         };
-        let processor = used + received.processor;
+        let messages = |bytes: u64| bytes as f64 / size as f64;
+        let counted = (messages(received.bytes), received.elapsed);
         Ok(Stream::new(
-            received.bytes as f64,
             size,
-            received.elapsed,
-            processor,
-            busy,
+            counted,
+            messages(received.total),
+            usage + received.usage,
         ))
     }
 
@@ -246,25 +263,21 @@ impl Rig {
 pub fn memory_copy(size: usize, time: Duration) -> Result<Stream> {
     let (from, mut to) = (vec![0x5a_u8; FOOTPRINT], vec![0_u8; FOOTPRINT]);
     let mut places = Places::new(size);
-    let (before, begun) = (processor_time(), Instant::now());
+    let (mut meter, begun) = (Meter::start(false), Instant::now());
     let mut messages = 0u64;
     while begun.elapsed() < time {
         for _ in 0..(65_536 / size).max(1) {
-            let at = places.next();
+            let at = places.take();
             to[at..at + size].copy_from_slice(std::hint::black_box(&from[at..at + size]));
             std::hint::black_box(&mut to);
             messages += 1;
         }
     }
-    let elapsed = begun.elapsed();
-    let used = processor_time()
-        .checked_sub(before)
-        .context("processor time")?;
+    let messages = messages as f64;
     Ok(Stream::new(
-        messages as f64 * size as f64,
         size,
-        elapsed,
-        used,
-        elapsed,
+        (messages, begun.elapsed()),
+        messages,
+        meter.usage(),
     ))
 }

@@ -16,8 +16,7 @@ struct Case {
     op: Op,
     size: usize,
     depth: u32,
-    inline: bool,
-    /// Compare messages, not bytes; the ratio is the same.
+    /// The least ratio.
     target: f64,
 }
 
@@ -34,7 +33,6 @@ const fn stream(op: Op, size: usize, depth: u32, target: f64) -> Case {
         op,
         size,
         depth,
-        inline: false,
         target,
     }
 }
@@ -47,20 +45,10 @@ pub fn table(options: &Options) -> Table {
     let mut table = Table::new("targets", "the TCP fabric against its targets", Axis::Ratio);
     for case in &STREAMS {
         let labels = ["targets", case.op.label(), &size_label(case.size as u64)].map(str::to_owned);
-        if !options.wants(&labels) {
-            continue;
-        }
-        match measure(case, options) {
-            Ok(row) => table.push(row),
-            Err(error) => table.refuse(labels.join(" "), error),
-        }
+        table.case(options, &labels, || Ok(vec![measure(case, options)?]));
     }
-    if options.wants(&["targets", "write", "8", "latency"]) {
-        match latency(options) {
-            Ok(row) => table.push(row),
-            Err(error) => table.refuse("targets latency", error),
-        }
-    }
+    let labels = ["targets", "write", "8", "latency"];
+    table.case(options, &labels, || Ok(vec![latency(options)?]));
     table
 }
 
@@ -69,19 +57,9 @@ fn time(options: &Options) -> Duration {
 }
 
 fn measure(case: &Case, options: &Options) -> Result<Row> {
-    let shape = Shape {
-        qps: 1,
-        depth: case.depth,
-        thread: None,
-    };
+    let shape = Shape::inline(1, case.depth);
     let rig = Shared::new(Rig::new(&shape)?);
-    let load = Load {
-        op: case.op,
-        size: case.size,
-        depth: case.depth,
-        signal: 1,
-        inline: case.inline,
-    };
+    let load = Load::new(case.op, case.size, case.depth);
     let time = time(options);
     let results = interleaved(
         options.rounds,
@@ -103,19 +81,9 @@ fn measure(case: &Case, options: &Options) -> Result<Row> {
 }
 
 fn latency(options: &Options) -> Result<Row> {
-    let shape = Shape {
-        qps: 1,
-        depth: 1,
-        thread: None,
-    };
+    let shape = Shape::inline(1, 1);
     let rig = Shared::new(Rig::new(&shape)?);
-    let load = Load {
-        op: Op::Write,
-        size: 8,
-        depth: 1,
-        signal: 1,
-        inline: true,
-    };
+    let load = Load::one_by_one(Op::Write, 8);
     let time = time(options);
     let results = interleaved(
         options.rounds,

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::drive::Places;
 use super::end::FOOTPRINT;
-use super::process::processor_time;
+use super::process::{Meter, Usage};
 use crate::samples::median;
 
 /// A way to move messages over bare TCP. Which one is quickest depends on the size, and by a factor of 3, so a reference is the
@@ -67,8 +67,10 @@ pub struct Received {
     pub bytes: u64,
     /// In this time.
     pub elapsed: Duration,
-    /// Processor time of the receiver, from the first byte to the last.
-    pub processor: Duration,
+    /// Bytes that came in all.
+    pub total: u64,
+    /// What the receiver took, from the first byte to the last.
+    pub usage: Usage,
 }
 
 /// Listens on a port of 127.0.0.1.
@@ -78,31 +80,45 @@ pub fn listen() -> Result<(TcpListener, SocketAddr)> {
     Ok((listener, address))
 }
 
-/// Reads all that comes on the next connection into memory as large as a device's, until it ends. The first stretch does not count.
-pub fn sink(
-    listener: &TcpListener,
-    size: usize,
-    warm_up: Duration,
-    spin: bool,
-) -> Result<Received> {
+/// What a receiver is to do.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct Reception {
+    /// Bytes of a message.
+    pub size: usize,
+    /// The first stretch, which does not count.
+    pub warm_up: Duration,
+    /// Spin, and do not sleep.
+    pub spin: bool,
+    /// Count system calls.
+    pub count_calls: bool,
+}
+
+/// Reads all that comes on the next connection into memory as large as a device's, until it ends.
+pub fn sink(listener: &TcpListener, reception: &Reception) -> Result<Received> {
+    let Reception {
+        size,
+        warm_up,
+        spin,
+        count_calls,
+    } = *reception;
     let (mut stream, _) = listener.accept().context("accept")?;
     stream.set_nonblocking(spin)?;
     let mut memory = vec![0; FOOTPRINT];
     let mut places = Places::new(size.max(65_536));
     let len = size.max(65_536);
-    let (mut bytes, mut all) = (0, 0);
+    let (mut bytes, mut total) = (0, 0);
     let mut from = None;
     let mut last = Instant::now();
     let begun = last;
-    let before = processor_time();
+    let mut meter = Meter::start(count_calls);
     loop {
-        let at = places.next();
+        let at = places.take();
         let count = read(&mut stream, &mut memory[at..at + len])?;
         let now = Instant::now();
         if count == 0 {
             break;
         }
-        all += count as u64;
+        total += count as u64;
         if from.is_some() {
             bytes += count as u64;
             last = now;
@@ -111,12 +127,13 @@ pub fn sink(
         }
     }
     let Some(from) = from else {
-        bail!("{all} bytes came, all of them in the first stretch");
+        bail!("{total} bytes came, all of them in the first stretch");
     };
     Ok(Received {
         bytes,
         elapsed: last - from,
-        processor: processor_time() - before,
+        total,
+        usage: meter.usage(),
     })
 }
 
@@ -128,7 +145,7 @@ pub fn source(address: SocketAddr, call: usize, time: Duration, nodelay: bool) -
     let mut places = Places::new(call);
     let begun = Instant::now();
     while begun.elapsed() < time {
-        let at = places.next();
+        let at = places.take();
         stream.write_all(&memory[at..at + call]).context("write")?;
     }
     Ok(())
