@@ -52,7 +52,7 @@ export LONGARM_LAB=emulated
 
 need qemu-system-x86_64=qemu-system-x86 busybox=busybox-static cpio=cpio zstd=zstd xz=xz-utils
 busybox=$(command -v busybox)
-lab=$CACHE/lab-$(text_hash "$(content_hash "$TREE/tests/lab" "$busybox")" v1)
+lab=$CACHE/lab-$(text_hash "$(content_hash "$TREE/tests/lab" "$busybox")" v2)
 make_lab() {
     local kernel
     kernel=$CACHE/kernel-trixie
@@ -63,7 +63,7 @@ make_lab() {
     cp "$TREE/tests/lab/init" "$work/initrd/init"
     cp "$TREE/tests/lab/run" "$work/initrd/lab/run"
     chmod 755 "$work/initrd/init"
-    copy_modules "$kernel" "$work/initrd/modules" virtio_pci virtio_console 9pnet_virtio 9p overlay tun kvm_amd \
+    copy_modules "$kernel" "$work/initrd/modules" virtio_pci virtio_console 9pnet_virtio 9p overlay tun bridge kvm_amd \
         vhost_vsock
     pack_initrd "$work/initrd" "$work/lab/initrd"
     cp "$kernel"/boot/vmlinuz-* "$work/lab/vmlinuz"
