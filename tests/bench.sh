@@ -1,8 +1,13 @@
 #!/bin/bash
-# bench.sh [native|all] [OPTION...]: benchmarks of Longarm, each figure beside its reference measured in the same run.
+# bench.sh [native|guest|vmm|all] [OPTION...]: benchmarks of Longarm, each figure beside its reference measured in the same run.
 #
 # native: no VM; two processes, each a whole device, over loopback TCP: native.csv, and growth.csv (how cost grows).
+# guest:  perftest between two VMs, on virtio-rdma and on soft-RoCE in the same VMs: guest.csv.
+# vmm:    boot time, memory and idle processor time, beside QEMU's microvm machine: vmm.csv.
 # all:    everything, which is what no argument means.
+#
+# Where /dev/kvm does not boot stock kernels, guest and vmm run in the emulated lab (tests/lab.sh): ratios there say something, figures
+# do not.
 #
 # Prints tables; writes CSV files and an SVG plot of each table under target/bench. Installs what it needs. What the tables mean and
 # how they are measured: docs/performance.md. Options go to target/release/longarm-bench:
@@ -17,9 +22,9 @@ export CARGO_TERM_COLOR=never
 
 what=all
 case ${1:-} in
-native | all) what=$1 && shift ;;
+native | guest | vmm | all) what=$1 && shift ;;
 '' | --*) ;;
-*) echo "bench.sh: no benchmarks named '$1': native or all" >&2 && exit 2 ;;
+*) echo "bench.sh: no benchmarks named '$1': native, guest, vmm or all" >&2 && exit 2 ;;
 esac
 
 command -v cargo >/dev/null || { echo "bench.sh: cargo is missing; install Rust 1.95 or newer (rustup.rs)" >&2; exit 2; }
@@ -33,9 +38,30 @@ suites() { # NAME... -- OPTION...
     for name in "${names[@]}"; do "${CARGO_TARGET_DIR:-target}/release/longarm-bench" "$name" "$@" || status=$?; done
 }
 
+# Where VMs boot, in a network namespace of its own: taps and addresses there meet nobody's.
+in_lab() { # LIMIT NAME OPTION...
+    local limit=$1 image user=() out=target/bench word last=
+    shift
+    for word in "$@"; do
+        [ "$last" != --out ] || out=$word
+        last=$word
+    done
+    [ "$(id -u)" = 0 ] || user=(--map-root-user)
+    image=$(resources/image/build.sh) || exit 2
+    LAB_SCRATCH=$out tests/lab.sh --timeout "$limit" -- unshare --net "${user[@]}" "${CARGO_TARGET_DIR:-target}/release/longarm-bench" \
+        "$@" --longarm "${CARGO_TARGET_DIR:-target}/release/longarm" --image "$image" || status=$?
+}
+
 case $what in native | all)
     cargo build --quiet --release --package longarm-bench
     suites native -- "$@"
     ;;
 esac
+case $what in guest | vmm | all)
+    ( . resources/image/lib.sh && need ip=iproute2 qemu-system-x86_64=qemu-system-x86 ) || exit 2
+    cargo build --quiet --release --workspace
+    ;;
+esac
+case $what in guest | all) in_lab 1800 guest "$@" ;; esac
+case $what in vmm | all) in_lab 900 vmm "$@" ;; esac
 exit "$status"

@@ -4,8 +4,8 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use conformance::counting::Counting;
-use longarm_bench::native;
 use longarm_bench::options::Options;
+use longarm_bench::{guest, native, vmm};
 
 /// Allocations and the memory of objects are among the figures.
 #[global_allocator]
@@ -14,7 +14,11 @@ static ALLOCATOR: Counting = Counting;
 /// A suite's name, and what runs it: false if a figure was refused.
 type Suite = (&'static str, fn(&Options) -> Result<bool>);
 
-const SUITES: &[Suite] = &[("native", native::run)];
+const SUITES: &[Suite] = &[
+    ("native", native::run),
+    ("guest", guest::run),
+    ("vmm", vmm::run),
+];
 
 const USAGE: &str =
     "longarm-bench SUITE [--only WORD,...] [--rounds N] [--seconds S] [--out DIR] [--list]";

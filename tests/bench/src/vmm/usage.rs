@@ -1,0 +1,136 @@
+//! What a process uses, from `/proc`.
+
+use std::fs;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+
+/// Memory of a process beside its guest's, KiB.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Memory {
+    /// Proportional set size: a page that several processes map counts for each in part.
+    pub pss: u64,
+    /// Resident set size.
+    pub rss: u64,
+    /// Pages that nobody else maps.
+    pub private: u64,
+}
+
+impl Memory {
+    /// Reads that of a running process whose guest memory, `guest_mib`, is a memfd.
+    pub fn beside_guest(pid: u32, guest_mib: u64) -> Result<Memory> {
+        let path = format!("/proc/{pid}/smaps");
+        let smaps = fs::read_to_string(&path).with_context(|| path.clone())?;
+        parse_smaps(&smaps, guest_mib << 10).with_context(|| path)
+    }
+}
+
+/// From `smaps`. The guest's memory must be there in whole, or something else would be taken for it.
+fn parse_smaps(smaps: &str, guest_kib: u64) -> Result<Memory> {
+    let mut sum = Memory::default();
+    let (mut guest, mut guest_size) = (false, 0);
+    for line in smaps.lines() {
+        let mut words = line.split_whitespace();
+        let first = words.next().unwrap_or_default();
+        if !first.ends_with(':') {
+            guest = line.contains("/memfd:");
+            continue;
+        }
+        let Some(kib) = words.next().and_then(|word| word.parse::<u64>().ok()) else {
+            continue;
+        };
+        match (first, guest) {
+            ("Size:", true) => guest_size += kib,
+            ("Pss:", false) => sum.pss += kib,
+            ("Rss:", false) => sum.rss += kib,
+            ("Private_Clean:" | "Private_Dirty:", false) => sum.private += kib,
+            _ => {}
+        }
+    }
+    ensure!(
+        guest_size == guest_kib,
+        "{guest_size} KiB of memfds, not the guest's {guest_kib}"
+    );
+    Ok(sum)
+}
+
+/// Processor time that all threads of a process have had; those that have ended count no more.
+pub fn cpu_time(pid: u32) -> Result<Duration> {
+    let mut sum = Duration::ZERO;
+    for task in fs::read_dir(format!("/proc/{pid}/task"))? {
+        let path = task?.path().join("schedstat");
+        let text = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+        let nanoseconds = text.split_whitespace().next().and_then(|n| n.parse().ok());
+        sum += Duration::from_nanos(nanoseconds.context("schedstat")?);
+    }
+    Ok(sum)
+}
+
+const WINDOW: Duration = Duration::from_millis(500);
+/// Part of a processor that a process at rest may use.
+const REST: f64 = 0.05;
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// Waits until a process has come to rest.
+pub fn settle(pid: u32) -> Result<()> {
+    let end = Instant::now() + LIMIT;
+    loop {
+        let (before, from) = (cpu_time(pid)?, Instant::now());
+        thread::sleep(WINDOW);
+        let used = cpu_time(pid)?.saturating_sub(before).as_secs_f64();
+        if used < REST * from.elapsed().as_secs_f64() {
+            return Ok(());
+        }
+        ensure!(Instant::now() < end, "process {pid} does not come to rest");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SMAPS: &str = "\
+7f00-7f10 rw-s 00000000 00:01 3 /memfd:ram (deleted)
+Size:             524288 kB
+Rss:              100000 kB
+Pss:              100000 kB
+Private_Dirty:    100000 kB
+VmFlags: rd wr sh
+7f20-7f30 r-xp 00000000 08:01 9 /usr/lib/libc.so.6
+Size:               2000 kB
+Rss:                1000 kB
+Pss:                 100 kB
+Private_Clean:        20 kB
+Private_Dirty:         0 kB
+Shared_Clean:        980 kB
+7f40-7f50 rw-p 00000000 00:00 0 [heap]
+Size:                 64 kB
+Rss:                  32 kB
+Pss:                  32 kB
+Private_Dirty:        32 kB
+";
+
+    #[test]
+    fn the_guest_s_memory_does_not_count() {
+        let memory = parse_smaps(SMAPS, 512 << 10).unwrap();
+        let wanted = Memory {
+            pss: 132,
+            rss: 1032,
+            private: 52,
+        };
+        assert_eq!(memory, wanted);
+        assert!(parse_smaps(SMAPS, 256 << 10).is_err());
+    }
+
+    #[test]
+    fn work_shows_in_processor_time_and_a_process_that_works_is_not_at_rest() {
+        let pid = std::process::id();
+        let before = cpu_time(pid).unwrap();
+        let end = Instant::now() + Duration::from_millis(50);
+        while Instant::now() < end {
+            std::hint::spin_loop();
+        }
+        assert!(cpu_time(pid).unwrap() > before);
+    }
+}
