@@ -36,6 +36,10 @@ pub struct Limits {
     pub rd_atomic: u8,
     /// Slots of the GID table, up to 256.
     pub gids: u32,
+    /// Multicast groups; with the GIDs, no more than a peer takes announcements of.
+    pub mcast_groups: u32,
+    /// QPs of a multicast group.
+    pub mcast_qps: u32,
     /// Bytes of a message, up to 2^31.
     pub msg_size: u32,
     /// Bytes of a command.
@@ -61,6 +65,8 @@ impl Default for Limits {
             sq_stride: 1024,
             rd_atomic: 16,
             gids: 128,
+            mcast_groups: 512,
+            mcast_qps: 256,
             msg_size: 1 << 31,
             cmd_bytes: 65_536,
         }
@@ -84,6 +90,8 @@ impl Limits {
             ("inline", self.inline, 0, 4096 - 64),
             ("rd_atomic", self.rd_atomic.into(), 1, 255),
             ("gids", self.gids, 1, 256),
+            ("mcast_groups", self.mcast_groups, 0, 768),
+            ("mcast_qps", self.mcast_qps, 0, 65_536),
             ("msg_size", self.msg_size, 1 << 12, 1 << 31),
             ("cmd_bytes", self.cmd_bytes, 4096, 1 << 24),
             ("sq_stride", self.sq_stride, 64, 4096),

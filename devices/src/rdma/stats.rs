@@ -83,6 +83,10 @@ counters! {
         rx_discarded,
         /// Messages or completions dropped where the verbs promise delivery.
         lost,
+        /// Messages of UC and datagram QPs that were not sent, or not whole: no route, no link, no room for too long.
+        tx_discarded,
+        /// Datagrams thrown away for their Q_Key.
+        qkey_errors,
     }
 }
 
@@ -259,9 +263,11 @@ mod tests {
         stats.device.tx_messages.add(1);
         stats.device.flushed.add(12);
         stats.device.lost.add(14);
+        stats.device.qkey_errors.add(16);
         let values = stats.device.values();
-        assert_eq!(values.len(), 14);
+        assert_eq!(values.len(), 16);
         assert_eq!((values[0], values[11], values[13]), (1, 12, 14));
+        assert_eq!((values[14], values[15]), (0, 16));
     }
 
     #[test]

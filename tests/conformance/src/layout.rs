@@ -28,7 +28,9 @@ pub mod command {
     pub const MODIFY_QP: u16 = 0x0061;
     pub const QUERY_QP: u16 = 0x0062;
     pub const DESTROY_QP: u16 = 0x0063;
-    pub const ALL: [u16; 19] = [
+    pub const ATTACH_MCAST: u16 = 0x00a0;
+    pub const DETACH_MCAST: u16 = 0x00a1;
+    pub const ALL: [u16; 21] = [
         QUERY_DEVICE,
         QUERY_PORT,
         QUERY_COUNTERS,
@@ -48,6 +50,8 @@ pub mod command {
         MODIFY_QP,
         QUERY_QP,
         DESTROY_QP,
+        ATTACH_MCAST,
+        DETACH_MCAST,
     ];
 }
 
@@ -203,8 +207,10 @@ pub mod wc_opcode {
 /// Flags of CQEs (section 7).
 pub mod cqe_flag {
     #![allow(missing_docs, reason = "the names are those of the specification")]
+    pub const GRH: u16 = 1;
     pub const WITH_IMM: u16 = 2;
     pub const SEND_QUEUE: u16 = 8;
+    pub const ETHERNET: u16 = 16;
 }
 
 /// Types of asynchronous events (section 8).
@@ -310,6 +316,8 @@ pub struct DeviceLimits {
     pub max_inline: u32,
     pub max_rd_atomic: u32,
     pub max_init_rd_atomic: u32,
+    pub max_mcast_grp: u32,
+    pub max_mcast_qp: u32,
     pub max_gids: u32,
     pub max_pkeys: u32,
     pub max_msg_size: u32,
@@ -341,6 +349,8 @@ impl DeviceLimits {
             max_inline: field(14),
             max_rd_atomic: field(20),
             max_init_rd_atomic: field(21),
+            max_mcast_grp: field(22),
+            max_mcast_qp: field(23),
             max_gids: field(24),
             max_pkeys: field(25),
             max_msg_size: field(26),
@@ -368,13 +378,15 @@ pub struct Counters {
     pub flushed: u64,
     pub rx_discarded: u64,
     pub lost: u64,
+    pub tx_discarded: u64,
+    pub qkey_errors: u64,
 }
 
 impl Counters {
     /// Reads a reply's body.
     pub fn decode(body: &[u8]) -> Counters {
         let count = le32(body, 0) as usize;
-        assert!(count >= 14, "4.9 lists 14 counters, the device has {count}");
+        assert!(count >= 16, "4.9 lists 16 counters, the device has {count}");
         assert_eq!(body.len(), 8 + 8 * count);
         let value = |n: usize| le64(body, 8 + 8 * n);
         Counters {
@@ -392,6 +404,8 @@ impl Counters {
             flushed: value(11),
             rx_discarded: value(12),
             lost: value(13),
+            tx_discarded: value(14),
+            qkey_errors: value(15),
         }
     }
 }
@@ -514,7 +528,10 @@ pub struct Cqe {
     pub src_qpn: u32,
     pub vendor_err: u32,
     pub wqe_index: u32,
+    pub sl: u8,
     pub timestamp: u64,
+    pub smac: [u8; 6],
+    pub vlan: u16,
 }
 
 impl Cqe {
@@ -531,7 +548,10 @@ impl Cqe {
             src_qpn: le32(bytes, 24),
             vendor_err: le32(bytes, 28),
             wqe_index: le32(bytes, 32),
+            sl: bytes[36],
             timestamp: le64(bytes, 40),
+            smac: bytes[48..54].try_into().expect("six bytes"),
+            vlan: le16(bytes, 54),
         }
     }
     /// Whether it is of the send queue.
@@ -574,7 +594,26 @@ pub struct SendHeader {
     pub remote_addr: u64,
     pub compare_add: u64,
     pub swap: u64,
+    /// Of a datagram, in place of the last three.
+    pub datagram: Option<DatagramAddress>,
 }
+
+/// Where a datagram goes (section 5).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names are those of the specification")]
+pub struct DatagramAddress {
+    pub dest_qpn: u32,
+    pub qkey: u32,
+    pub dgid: [u8; 16],
+    pub flow_label: u32,
+    pub sgid_index: u8,
+    pub hop_limit: u8,
+    pub traffic_class: u8,
+    pub sl: u8,
+}
+
+/// Destination QPN of datagrams to a group.
+pub const MULTICAST_QPN: u32 = 0xff_ffff;
 
 impl SendHeader {
     /// The 64 bytes.
@@ -590,6 +629,16 @@ impl SendHeader {
         out[24..32].copy_from_slice(&self.remote_addr.to_le_bytes());
         out[32..40].copy_from_slice(&self.compare_add.to_le_bytes());
         out[40..48].copy_from_slice(&self.swap.to_le_bytes());
+        if let Some(to) = &self.datagram {
+            out[24..28].copy_from_slice(&to.dest_qpn.to_le_bytes());
+            out[28..32].copy_from_slice(&to.qkey.to_le_bytes());
+            out[32..48].copy_from_slice(&to.dgid);
+            out[48..52].copy_from_slice(&to.flow_label.to_le_bytes());
+            out[52] = to.sgid_index;
+            out[53] = to.hop_limit;
+            out[54] = to.traffic_class;
+            out[55] = to.sl;
+        }
         out
     }
 }
@@ -672,6 +721,15 @@ impl CreateCq {
         }
         body.0
     }
+}
+
+/// QP types (section 4.7).
+pub mod qp_type {
+    #![allow(missing_docs, reason = "the names are those of the specification")]
+    pub const GSI: u32 = 1;
+    pub const RC: u32 = 2;
+    pub const UC: u32 = 3;
+    pub const UD: u32 = 4;
 }
 
 /// CREATE_QP's body (section 4.7).

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 
 use crate::doorbell::Doorbells;
-use crate::layout::{Cqe, KICK_RQ, KICK_SQ, SendHeader, Sge, cqe_flag, wqe_flag};
+use crate::layout::{Cqe, DatagramAddress, KICK_RQ, KICK_SQ, SendHeader, Sge, cqe_flag, wqe_flag};
 use crate::memory::Buffer;
 use crate::node::Mr;
 
@@ -143,6 +143,8 @@ pub struct SendWr<'a> {
     pub remote_addr: u64,
     pub compare_add: u64,
     pub swap: u64,
+    /// Of a datagram.
+    pub datagram: Option<DatagramAddress>,
 }
 
 impl<'a> SendWr<'a> {
@@ -169,6 +171,14 @@ impl<'a> SendWr<'a> {
         SendWr { sges, ..self }
     }
 
+    /// To a QP or group, as a datagram.
+    pub fn to(self, address: DatagramAddress) -> Self {
+        SendWr {
+            datagram: Some(address),
+            ..self
+        }
+    }
+
     /// Into or from the far region, `at` so many bytes of it.
     pub fn at(self, region: &Mr, at: u64) -> Self {
         SendWr {
@@ -187,6 +197,8 @@ pub struct Full;
 pub struct Qp {
     /// Its number.
     pub qpn: u32,
+    /// Its type.
+    pub kind: u32,
     /// Doorbell page of its owner.
     pub page: u32,
     /// Owner.
@@ -260,6 +272,7 @@ impl Qp {
             remote_addr: wr.remote_addr,
             compare_add: wr.compare_add,
             swap: wr.swap,
+            datagram: wr.datagram,
         }
         .encode();
         let room = self.sq_stride as usize - 64;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::layout::{Cqe, QpAttributes, Sge, access, mask, state, wc};
+use crate::layout::{Cqe, QpAttributes, Sge, access, mask, qp_type, state, wc};
 use crate::node::{Context, Mr, Node, Outcome, QpOptions};
 use crate::rings::{Cq, Qp, SendWr};
 use crate::world::World;
@@ -65,6 +65,8 @@ pub struct Connection {
     pub access: u32,
     /// First message number of the first side, and of the second.
     pub psn: [u32; 2],
+    /// Q_Key of a datagram QP.
+    pub qkey: u32,
 }
 
 impl Default for Connection {
@@ -77,11 +79,33 @@ impl Default for Connection {
             max_rd_atomic: 4,
             access: access::ALL,
             psn: [0x1234, 0x00ff_fffe],
+            qkey: 0x1122_3344,
         }
     }
 }
 
 impl Connection {
+    /// The steps from RESET to RTS that a QP of its type makes, towards a QP number and a GID if it has a peer.
+    pub fn steps(&self, qp: &Qp, n: usize, far: (u32, [u8; 16])) -> [QpAttributes; 3] {
+        let mut init = self.init(qp.qpn);
+        let mut rtr = self.rtr(qp.qpn, n, far.0, far.1);
+        let mut rts = self.rts(qp.qpn, n);
+        if qp.kind != qp_type::RC {
+            rtr.mask &= !(mask::MAX_DEST_RD_ATOMIC | mask::MIN_RNR_TIMER);
+            rts.mask = mask::STATE | mask::SQ_PSN;
+        }
+        if matches!(qp.kind, qp_type::UD | qp_type::GSI) {
+            let port = init.mask & mask::PORT;
+            init.mask = mask::STATE | mask::PKEY_INDEX | mask::QKEY;
+            init.qkey = self.qkey;
+            rtr.mask = mask::STATE;
+            if qp.kind == qp_type::UD {
+                init.mask |= port;
+            }
+        }
+        [init, rtr, rts]
+    }
+
     /// RESET to INIT.
     pub fn init(&self, qpn: u32) -> QpAttributes {
         QpAttributes {
@@ -162,11 +186,7 @@ pub fn connect(a: (&Node, &Qp), b: (&Node, &Qp), connection: &Connection) {
 
 /// Takes the QP of the side `n` from RESET to RTS, towards a QP number and a GID, whether or not there is anybody.
 pub fn to_rts(node: &Node, qp: &Qp, n: usize, far: (u32, [u8; 16]), connection: &Connection) {
-    let steps = [
-        connection.init(qp.qpn),
-        connection.rtr(qp.qpn, n, far.0, far.1),
-        connection.rts(qp.qpn, n),
-    ];
+    let steps = connection.steps(qp, n, far);
     for step in &steps {
         node.modify_qp(qp.context, step)
             .unwrap_or_else(|status| panic!("QP {} to state {}: {status:?}", qp.qpn, step.state));

@@ -30,6 +30,7 @@ const SOON: Connection = Connection {
     max_rd_atomic: 4,
     access: access::ALL,
     psn: [5, 6],
+    qkey: 7,
 };
 
 #[test]

@@ -10,6 +10,7 @@ use super::objects::{KERNEL, Objects};
 use super::wire::{CommandHeader, Le32, ReplyHeader, Status, opcode};
 
 mod memory;
+mod multicast;
 mod queries;
 mod queues;
 #[cfg(test)]
@@ -83,6 +84,8 @@ fn lookup<'c>(opcode: u16) -> Option<Command<'c>> {
         opcode::MODIFY_QP => Command::any(bytes::<0>, Control::modify_qp),
         opcode::QUERY_QP => Command::any(bytes::<72>, Control::query_qp),
         opcode::DESTROY_QP => Command::any(bytes::<0>, Control::destroy_qp),
+        opcode::ATTACH_MCAST => Command::any(bytes::<0>, Control::attach_mcast),
+        opcode::DETACH_MCAST => Command::any(bytes::<0>, Control::detach_mcast),
         _ => None,
     }
 }

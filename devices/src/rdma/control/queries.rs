@@ -39,6 +39,7 @@ impl Control<'_> {
         let () = whole_empty(body)?;
         let l = &self.config.limits;
         let guid = self.config.guid();
+        let datagrams = self.config.features & feature::UD != 0;
         let answer = DeviceReply {
             node_guid: guid,
             sys_image_guid: guid,
@@ -59,6 +60,10 @@ impl Control<'_> {
             max_send_sge: Le32::new(l.send_sge),
             max_recv_sge: Le32::new(l.recv_sge),
             max_inline: Le32::new(l.inline),
+            // The driver's own business: a WQE carries the whole address.
+            max_ah: Le32::new(if datagrams { i32::MAX as u32 } else { 0 }),
+            max_mcast_grp: Le32::new(if datagrams { l.mcast_groups } else { 0 }),
+            max_mcast_qp: Le32::new(if datagrams { l.mcast_qps } else { 0 }),
             max_rd_atomic: Le32::new(l.rd_atomic.into()),
             max_init_rd_atomic: Le32::new(l.rd_atomic.into()),
             max_gids: Le32::new(l.gids),
@@ -114,14 +119,14 @@ impl Control<'_> {
             return Err(Status::Invalid);
         }
         self.objects.add_gid(&body)?;
-        self.fabric.announce(&self.objects.gids.all());
+        self.announce();
         Ok(())
     }
 
     pub(super) fn del_gid(&mut self, _: u32, body: &[u8], _: &mut Vec<u8>) -> Outcome {
         let index = handle(body)?;
         self.objects.gids.remove(index)?;
-        self.fabric.announce(&self.objects.gids.all());
+        self.announce();
         Ok(())
     }
 
@@ -153,8 +158,7 @@ impl Control<'_> {
         }
         self.fabric.forget_memory();
         for qpn in self.objects.contexts.qps(context).to_vec() {
-            self.engine.qp_destroyed(self.objects, qpn);
-            self.objects.remove_qp(qpn);
+            self.remove_qp(qpn);
         }
         if let Some(page) = self.objects.remove_context(context) {
             self.sink.close_doorbell(page);

@@ -3,10 +3,10 @@
 use super::{Control, Outcome, handle, put_handle, with_list};
 use crate::rdma::memory::{RingBuffer, RingMemory};
 use crate::rdma::objects::cq::CqRequest;
-use crate::rdma::objects::{QpCaps, QpKind, QpRequest, RingPlace};
+use crate::rdma::objects::{GSI_QPN, KERNEL, QpCaps, QpKind, QpRequest, RingPlace};
 use crate::rdma::wire::{
     CQE_SIZE, CreateCqBody, CreateQpBody, Le64, ReceiveWqeHeader, SendWqeHeader, Sge, Status,
-    cq_control, qp_control, qp_flag, qp_type,
+    cq_control, feature, qp_control, qp_flag, qp_type,
 };
 
 /// Control blocks and completion rings are aligned to this.
@@ -59,14 +59,24 @@ impl Control<'_> {
 
     pub(super) fn create_qp(&mut self, context: u32, body: &[u8], reply: &mut Vec<u8>) -> Outcome {
         let (head, pages) = with_list::<CreateQpBody, Le64>(body, |head| head.num_pages.get())?;
-        let kind = match head.kind.get() {
-            qp_type::RC => QpKind::Rc,
+        let (kind, needed) = match head.kind.get() {
+            qp_type::RC => (QpKind::Rc, 0),
+            qp_type::UC => (QpKind::Uc, feature::UC),
+            qp_type::UD => (QpKind::Ud, feature::UD),
+            qp_type::GSI => (QpKind::Gsi, feature::UD),
             // Behind features that this device does not offer.
-            qp_type::GSI | qp_type::UC | qp_type::UD | qp_type::XRC_INI | qp_type::XRC_TGT => {
-                return Err(Status::Unsupported);
-            }
+            qp_type::XRC_INI | qp_type::XRC_TGT => return Err(Status::Unsupported),
             _ => return Err(Status::Invalid),
         };
+        if self.config.features & needed != needed {
+            return Err(Status::Unsupported);
+        }
+        if kind == QpKind::Gsi && context != KERNEL {
+            return Err(Status::Denied);
+        }
+        if kind == QpKind::Gsi && self.objects.qps.get(GSI_QPN).is_some() {
+            return Err(Status::Exists);
+        }
         if head.srq.get() != 0 || head.xrcd.get() != 0 {
             return Err(Status::Unsupported);
         }
@@ -127,8 +137,7 @@ impl Control<'_> {
         let qpn = handle(body)?;
         self.objects.check_qp(context, qpn)?;
         self.fabric.forget_memory();
-        self.engine.qp_destroyed(self.objects, qpn);
-        self.objects.remove_qp(qpn);
+        self.remove_qp(qpn);
         Ok(())
     }
 

@@ -6,7 +6,7 @@ use super::transport::Transport;
 use super::{Engine, Env, answers, requester, retry};
 use crate::rdma::fabric::frame::{FrameHeader, kind};
 use crate::rdma::fabric::{Fabric, PeerId};
-use crate::rdma::objects::{Objects, Qp, QpKind, QpState};
+use crate::rdma::objects::{Objects, Qp, QpState};
 use crate::rdma::wire::kick;
 
 impl Engine {
@@ -21,16 +21,15 @@ impl Engine {
         let Some((qp, mut env)) = self.enter(objects, qpn, Instant::now()) else {
             return;
         };
-        if qp.kind != QpKind::Rc {
-            return;
-        }
         match qp.state {
             QpState::Reset => env.leave(qp),
             QpState::Err if old != QpState::Err => env.failed(qp),
             QpState::Rtr => {
-                qp.transport.responder.expected = qp.attrs.rq_psn;
-                qp.transport.dest_qpn = qp.attrs.dest_qpn;
-                qp.transport.peer = fabric.route(&qp.attrs.dgid);
+                if qp.kind.is_connected() {
+                    qp.transport.responder.expected = qp.attrs.rq_psn;
+                    qp.transport.dest_qpn = qp.attrs.dest_qpn;
+                    qp.transport.peer = fabric.route(&qp.attrs.dgid);
+                }
                 // Receives are looked at when a message comes.
                 qp.kick.clear(kick::RQ);
             }
@@ -68,7 +67,7 @@ impl Engine {
 
     /// Looks up all routes anew.
     pub(super) fn reroute(&mut self, objects: &mut Objects, fabric: &dyn Fabric, now: Instant) {
-        let connected = |qp: &&Qp| qp.kind == QpKind::Rc && qp.state.receives();
+        let connected = |qp: &&Qp| qp.kind.is_connected() && qp.state.receives();
         let qpns: Vec<u32> = objects
             .qps
             .iter()
@@ -86,7 +85,7 @@ impl Engine {
 impl Env<'_> {
     /// Follows the route of the QP's destination.
     fn reroute(&mut self, qp: &mut Qp, fabric: &dyn Fabric) {
-        if qp.transport.bound {
+        if qp.transport.bound || !qp.kind.is_connected() {
             return;
         }
         let route = fabric.route(&qp.attrs.dgid);

@@ -18,6 +18,15 @@ pub(super) fn step(qp: &mut Qp, env: &mut Env<'_>) -> Step {
     }
 }
 
+/// Flushes a bounded number of sends; receives go on (SQE).
+pub(super) fn step_sends(qp: &mut Qp, env: &mut Env<'_>) -> Step {
+    if sends(qp, env) {
+        Step::Worked
+    } else {
+        Step::Idle
+    }
+}
+
 fn sends(qp: &mut Qp, env: &mut Env<'_>) -> bool {
     let mut done = 0;
     while done < ROUND {

@@ -7,6 +7,8 @@
 //! | [`answers`] | what is owed to peers |
 //! | [`completer`] | what peers say of our requests |
 //! | [`retry`] | going back, waiting, asking, giving up |
+//! | [`uc`], [`ud`], [`unacked`] | unreliable connections, datagrams, what they share |
+//! | [`grh`] | the header before a datagram's data |
 //! | [`flush`] | the error state |
 //! | [`scheduler`] | which QP has its turn; doorbells; going to sleep |
 //! | [`sink`] | frames to the QPs that they are for |
@@ -22,7 +24,7 @@ use super::events::{EventKind, Events};
 use super::fabric::PeerId;
 use super::fabric::frame::FrameHeader;
 use super::memory::{Memory, Segment};
-use super::objects::{Cqs, Objects, Qp, QpState};
+use super::objects::{Cqs, GidTable, Objects, Qp, QpState};
 use super::stats::Stats;
 use super::wire::{Cqe, feature, kick};
 
@@ -31,6 +33,7 @@ mod completer;
 mod completion;
 mod control;
 mod flush;
+mod grh;
 mod requester;
 mod responder;
 mod retry;
@@ -39,6 +42,9 @@ mod sge;
 mod sink;
 mod timer;
 mod transport;
+mod uc;
+mod ud;
+mod unacked;
 
 #[cfg(test)]
 mod test_utils;
@@ -91,6 +97,7 @@ impl Lists {
 struct Scratch {
     segments: Vec<Segment>,
     bytes: Vec<u8>,
+    peers: Vec<PeerId>,
 }
 
 /// Whether something is owed after a round of answers.
@@ -107,6 +114,7 @@ enum Owes {
 /// What a QP's state machines may touch beside the QP.
 struct Env<'a> {
     memory: &'a Memory,
+    gids: &'a GidTable,
     cqs: &'a mut Cqs,
     events: &'a mut Events,
     stats: &'a Stats,
@@ -129,6 +137,7 @@ impl Engine {
         let qp = objects.qps.get_mut(qpn)?;
         let env = Env {
             memory: &objects.memory,
+            gids: &objects.gids,
             cqs: &mut objects.cqs,
             events: &mut objects.events,
             stats: &objects.stats,
@@ -155,7 +164,10 @@ impl Env<'_> {
     /// Puts the QP on the list of those whose queues are looked at, if its state is one in which they are; it wants no doorbells meanwhile.
     fn heat(&mut self, qp: &mut Qp) {
         qp.transport.empty_looks = 0;
-        let sends = matches!(qp.state, QpState::Rts | QpState::Sqd | QpState::Err);
+        let sends = matches!(
+            qp.state,
+            QpState::Rts | QpState::Sqd | QpState::Sqe | QpState::Err
+        );
         if sends && !qp.transport.hot {
             qp.transport.hot = true;
             qp.kick.clear(kick::SQ | kick::RQ);

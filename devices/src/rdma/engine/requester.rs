@@ -8,7 +8,7 @@ use super::{Env, completion, retry, sge};
 use crate::rdma::events::EventKind;
 use crate::rdma::fabric::frame::{FrameHeader, MAX_PAYLOAD, flag, kind};
 use crate::rdma::fabric::{Fabric, SendError};
-use crate::rdma::objects::{Qp, QpState};
+use crate::rdma::objects::{Qp, QpKind, QpState};
 use crate::rdma::wire::{SendWqeHeader, access, cqe_status, send_flag, send_opcode, vendor_err};
 
 /// Messages of one QP in flight.
@@ -67,6 +67,7 @@ pub(super) fn step(qp: &mut Qp, env: &mut Env<'_>, fabric: &mut dyn Fabric) -> S
                 }
             }
             take(qp, env);
+            retry::watch(qp, env);
             messages += 1;
             continue;
         }
@@ -94,7 +95,7 @@ pub(super) fn step(qp: &mut Qp, env: &mut Env<'_>, fabric: &mut dyn Fabric) -> S
 }
 
 /// Takes the next WQE. It must be there.
-fn take(qp: &mut Qp, env: &mut Env<'_>) {
+pub(super) fn take(qp: &mut Qp, env: &mut Env<'_>) {
     let requester = &mut qp.transport.requester;
     let index = requester.taken;
     requester.taken = index.wrapping_add(1);
@@ -128,11 +129,10 @@ fn take(qp: &mut Qp, env: &mut Env<'_>) {
         }
     }
     qp.transport.requester.messages.push_back(message);
-    retry::watch(qp, env);
 }
 
 /// Checks a WQE's copy and keeps its SGEs. Returns their number and the message's length, or what it completes with.
-fn check(
+pub(super) fn check(
     qp: &mut Qp,
     env: &mut Env<'_>,
     wqe: &SendWqeHeader,
@@ -145,8 +145,12 @@ fn check(
         send_opcode::WRITE | send_opcode::WRITE_IMM | send_opcode::SEND | send_opcode::SEND_IMM => {
             false
         }
-        send_opcode::READ => true,
-        send_opcode::CMP_AND_SWP | send_opcode::FETCH_AND_ADD if env.atomics => true,
+        send_opcode::READ if qp.kind == QpKind::Rc => true,
+        send_opcode::CMP_AND_SWP | send_opcode::FETCH_AND_ADD
+            if env.atomics && qp.kind == QpKind::Rc =>
+        {
+            true
+        }
         _ => return Err(opcode_error),
     };
     if wqe.flags & !send_flag::ALL != 0 || reads && qp.attrs.max_rd_atomic == 0 {
@@ -342,16 +346,8 @@ pub(super) fn retire(qp: &mut Qp, env: &mut Env<'_>) {
         pop(requester);
         match failure {
             None => {
-                for counters in [
-                    (&env.stats.device.tx_messages, &env.stats.device.tx_bytes),
-                    (&qp.stats.tx_messages, &qp.stats.tx_bytes),
-                ] {
-                    counters.0.add(1);
-                    counters.1.add(message.length.into());
-                }
-                if message.flags & send_flag::SIGNALED != 0 || qp.sq_sig_all {
-                    completion::sent(qp, env, &message, cqe_status::SUCCESS, vendor_err::NONE);
-                }
+                count_sent(qp, env, &message);
+                succeed(qp, env, &message);
             }
             Some((status, vendor)) => {
                 completion::sent(qp, env, &message, status, vendor);
@@ -363,6 +359,26 @@ pub(super) fn retire(qp: &mut Qp, env: &mut Env<'_>) {
     if qp.transport.requester.messages.is_empty() && qp.transport.requester.tell_drained {
         qp.transport.requester.tell_drained = false;
         env.raise(qp, EventKind::SqDrained);
+    }
+}
+
+/// Counts a message that was sent.
+#[inline]
+pub(super) fn count_sent(qp: &Qp, env: &Env<'_>, message: &Message) {
+    for counters in [
+        (&env.stats.device.tx_messages, &env.stats.device.tx_bytes),
+        (&qp.stats.tx_messages, &qp.stats.tx_bytes),
+    ] {
+        counters.0.add(1);
+        counters.1.add(message.length.into());
+    }
+}
+
+/// Completes a message with success, if it is signalled.
+#[inline]
+pub(super) fn succeed(qp: &mut Qp, env: &mut Env<'_>, message: &Message) {
+    if message.flags & send_flag::SIGNALED != 0 || qp.sq_sig_all {
+        completion::sent(qp, env, message, cqe_status::SUCCESS, vendor_err::NONE);
     }
 }
 

@@ -13,7 +13,7 @@ use crate::rdma::objects::{Qp, QpState, RingFault};
 use crate::rdma::wire::{access, cqe_status, vendor_err};
 
 /// Why a request is not carried out.
-enum Refuse {
+pub(super) enum Refuse {
     /// It may come again when a receive is posted.
     NoReceive,
     /// The connection ends: NAK code, and the event for this side if no CQE tells of it.
@@ -116,7 +116,7 @@ fn owe_nak(qp: &mut Qp, env: &mut Env<'_>, code: u32, aux: u32) {
 }
 
 /// Checks the first frame of the expected message, takes a receive if it needs one, and remembers the message.
-fn begin(qp: &mut Qp, env: &mut Env<'_>, header: &FrameHeader) -> Result<(), Refuse> {
+pub(super) fn begin(qp: &mut Qp, env: &mut Env<'_>, header: &FrameHeader) -> Result<(), Refuse> {
     if qp.state == QpState::Rtr && !qp.transport.responder.established {
         qp.transport.responder.established = true;
         env.raise(qp, EventKind::CommEst);
@@ -260,7 +260,7 @@ fn fail_receive(qp: &mut Qp, env: &mut Env<'_>, status: u8, vendor: u32) {
 }
 
 /// Checks that a frame goes on where the message stands.
-fn follows(qp: &Qp, header: &FrameHeader) -> Result<(), Refuse> {
+pub(super) fn follows(qp: &Qp, header: &FrameHeader) -> Result<(), Refuse> {
     let Some(incoming) = &qp.transport.responder.incoming else {
         return Err(INVALID);
     };
@@ -293,7 +293,7 @@ fn follows(qp: &Qp, header: &FrameHeader) -> Result<(), Refuse> {
 }
 
 /// Where the payload from `skip` on goes.
-fn locate(
+pub(super) fn locate(
     qp: &mut Qp,
     env: &mut Env<'_>,
     header: &FrameHeader,
@@ -381,7 +381,7 @@ pub(super) fn complete(qp: &mut Qp, env: &mut Env<'_>, header: &FrameHeader) {
 }
 
 /// The expected message is done.
-fn finish(qp: &mut Qp, env: &mut Env<'_>, bytes: u32) {
+pub(super) fn finish(qp: &mut Qp, env: &mut Env<'_>, bytes: u32) {
     let responder = &mut qp.transport.responder;
     responder.expected = responder.expected.wrapping_add(1);
     responder.incoming = None;

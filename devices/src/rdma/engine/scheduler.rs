@@ -7,9 +7,9 @@
 use std::collections::VecDeque;
 use std::time::Instant;
 
-use super::{Engine, Owes, answers, flush, requester, retry};
+use super::{Engine, Env, Owes, answers, flush, requester, retry, uc, ud};
 use crate::rdma::fabric::{Fabric, SendError};
-use crate::rdma::objects::{Objects, Qp, QpState, kick_fence};
+use crate::rdma::objects::{Objects, Qp, QpKind, QpState, kick_fence};
 use crate::rdma::wire::kick;
 
 use requester::Step;
@@ -49,7 +49,11 @@ impl Engine {
             };
             if let Some((qp, mut env)) = self.enter(objects, qpn, now) {
                 qp.transport.timer = None;
-                retry::timeout(qp, &mut env, fabric);
+                match qp.kind {
+                    QpKind::Rc => retry::timeout(qp, &mut env, fabric),
+                    // What waits for room is looked at again.
+                    QpKind::Uc | QpKind::Ud | QpKind::Gsi => env.heat(qp),
+                }
             }
         }
         true
@@ -106,12 +110,13 @@ impl Engine {
                 continue;
             };
             let step = match qp.state {
-                QpState::Rts | QpState::Sqd => match requester::step(qp, &mut env, fabric) {
+                QpState::Rts | QpState::Sqd => match send(qp, &mut env, fabric) {
                     // It failed just now, and has work to flush.
-                    _ if qp.state == QpState::Err => Step::Worked,
+                    _ if matches!(qp.state, QpState::Err | QpState::Sqe) => Step::Worked,
                     step => step,
                 },
                 QpState::Err => flush::step(qp, &mut env),
+                QpState::Sqe => flush::step_sends(qp, &mut env),
                 _ => Step::Idle,
             };
             worked |= step == Step::Worked;
@@ -191,6 +196,15 @@ impl Engine {
     }
 }
 
+/// One bounded round of a QP's send queue.
+fn send(qp: &mut Qp, env: &mut Env<'_>, fabric: &mut dyn Fabric) -> Step {
+    match qp.kind {
+        QpKind::Rc => requester::step(qp, env, fabric),
+        QpKind::Uc => uc::step(qp, env, fabric),
+        QpKind::Ud | QpKind::Gsi => ud::step(qp, env, fabric),
+    }
+}
+
 /// Turns a list, so that it is not the same QP that finds room in the fabric first in every round.
 fn begin_elsewhere(list: &mut VecDeque<u32>) {
     if !list.is_empty() {
@@ -203,8 +217,11 @@ fn waits_for_posts(qp: &Qp) -> bool {
     let requester = &qp.transport.requester;
     match qp.state {
         QpState::Rts | QpState::Sqd => {
-            requester.position as usize == requester.messages.len() && !requester.ask
+            requester.position as usize == requester.messages.len()
+                && !requester.ask
+                && !qp.transport.full
         }
+        QpState::Sqe => requester.messages.is_empty(),
         QpState::Err => requester.messages.is_empty() && qp.transport.responder.receive.is_none(),
         _ => true,
     }
@@ -214,7 +231,7 @@ fn waits_for_posts(qp: &Qp) -> bool {
 fn ask_for_doorbells(qp: &mut Qp) {
     match qp.state {
         // Receives are looked at when a message comes.
-        QpState::Rts | QpState::Sqd => qp.kick.set(kick::SQ),
+        QpState::Rts | QpState::Sqd | QpState::Sqe => qp.kick.set(kick::SQ),
         _ => qp.kick.set(kick::SQ | kick::RQ),
     }
 }
@@ -237,6 +254,7 @@ fn has_posts(qp: &mut Qp) -> bool {
     let sends = qp.sq.pending(taken);
     match qp.state {
         QpState::Rts => sends != Ok(taken),
+        QpState::Sqe => sends.is_ok_and(|produced| produced != taken),
         QpState::Err => {
             sends.is_ok_and(|produced| produced != taken) || qp.rq.is_ready().unwrap_or(false)
         }

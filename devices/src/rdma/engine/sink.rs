@@ -4,7 +4,7 @@
 
 use std::time::Instant;
 
-use super::{Engine, answers, completer, responder, retry};
+use super::{Engine, answers, completer, responder, retry, uc, ud};
 use crate::rdma::fabric::frame::{FrameHeader, kind, nak};
 use crate::rdma::fabric::{PeerId, Placement, Sink};
 use crate::rdma::memory::Segment;
@@ -42,7 +42,11 @@ fn takes(qp: &Qp, peer: PeerId, header: &FrameHeader, class: Class) -> bool {
         Class::Answer => matches!(qp.state, QpState::Rts | QpState::Sqd),
     };
     ready
-        && qp.kind == QpKind::Rc
+        && match qp.kind {
+            QpKind::Rc => true,
+            QpKind::Uc => matches!(header.kind, kind::SEND | kind::WRITE),
+            QpKind::Ud | QpKind::Gsi => false,
+        }
         && qp.transport.peer == Some(peer)
         && qp.attrs.dest_qpn == header.src_qpn
 }
@@ -87,6 +91,9 @@ impl Sink for Receiver<'_> {
             return Placement::Discard;
         };
         match (class, header.kind) {
+            (Class::Request, _) if qp.kind == QpKind::Uc => {
+                uc::place(qp, &mut env, header, skip, into)
+            }
             (Class::Request, _) => responder::place(qp, &mut env, header, skip, into),
             (Class::Answer, kind::READ_DATA) => completer::place(qp, &mut env, header, skip, into),
             // No payload.
@@ -96,7 +103,11 @@ impl Sink for Receiver<'_> {
     }
 
     fn frame(&mut self, peer: PeerId, header: &FrameHeader, placement: Placement, data: &[u8]) {
-        let atomic = matches!(header.kind, kind::ATOMIC | kind::ATOMIC_DATA);
+        if header.kind == kind::DATAGRAM {
+            ud::deliver(self, header, data);
+            return;
+        }
+        let atomic = kind::comes_as_data(header.kind);
         if placement == Placement::Discard && !atomic {
             return;
         }
@@ -113,6 +124,7 @@ impl Sink for Receiver<'_> {
         };
         match (class, header.kind) {
             (Class::Request, kind::ATOMIC) => responder::atomic(qp, &mut env, header, data),
+            (Class::Request, _) if qp.kind == QpKind::Uc => uc::complete(qp, &mut env, header),
             (Class::Request, _) => responder::complete(qp, &mut env, header),
             (Class::Answer, kind::ACK) => completer::ack(qp, &mut env, header),
             (Class::Answer, kind::NAK) => completer::nak(qp, &mut env, header),

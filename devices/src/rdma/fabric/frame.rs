@@ -6,6 +6,12 @@ pub const HEADER_LEN: usize = 48;
 /// Longest payload that every peer takes (section 1).
 pub const MAX_PAYLOAD: u32 = 65_536;
 
+/// Bytes of the GRH that a datagram's payload begins with (section 6).
+pub const GRH_LEN: u32 = 40;
+
+/// Longest datagram, without its GRH (section 6).
+pub const MAX_DATAGRAM: u32 = 4096;
+
 /// Frame types (section 2).
 pub mod kind {
     /// First frame of a link.
@@ -36,6 +42,13 @@ pub mod kind {
     pub const ACK: u8 = 0x26;
     /// The message `seq` is refused.
     pub const NAK: u8 = 0x27;
+    /// A datagram: its GRH and its data.
+    pub const DATAGRAM: u8 = 0x28;
+
+    /// Whether the payload comes to the device as data, and is not placed in guest memory by the fabric.
+    pub const fn comes_as_data(kind: u8) -> bool {
+        matches!(kind, ATOMIC | ATOMIC_DATA | DATAGRAM)
+    }
 }
 
 /// Frame flags (section 2).
@@ -81,9 +94,9 @@ pub struct FrameHeader {
     pub src_qpn: u32,
     /// Message number.
     pub seq: u32,
-    /// Remote key, or the code of a NAK.
+    /// Remote key, the code of a NAK, or a datagram's Q_Key.
     pub rkey: u32,
-    /// Remote address of the message's first byte.
+    /// Remote address of the message's first byte; of a datagram, the sender's MAC address.
     pub addr: u64,
     /// Immediate data as it came from the guest, or a key to invalidate (little-endian).
     pub imm: [u8; 4],

@@ -131,6 +131,10 @@ impl Fabric for LoopbackFabric {
         self.gids.contains(gid).then_some(PeerId::LOCAL)
     }
 
+    fn members(&self, gid: &Gid, into: &mut Vec<PeerId>) {
+        into.extend(self.route(gid));
+    }
+
     fn wait_fd(&self) -> RawFd {
         self.wake.as_raw_fd()
     }

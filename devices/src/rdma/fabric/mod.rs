@@ -57,7 +57,7 @@ pub trait Sink {
     /// The header of a frame has come. `skip` bytes of its payload are already in memory; the sink pushes the segments for the bytes
     /// from there to the end of the frame onto `into` (empty when called). `skip` is not 0 when the fabric asks anew after
     /// [`Fabric::forget_memory`]; then the earlier answer, which was `Into`, is void, and this one is told to [`Sink::frame`]. Called for every frame
-    /// of the types from SEND on, those without payload too, but not for ATOMIC and ATOMIC_DATA, whose payload comes as data.
+    /// of the types from SEND on, those without payload too, but not for those whose payload comes as data ([`frame::kind::comes_as_data`]).
     fn place(
         &mut self,
         peer: PeerId,
@@ -67,7 +67,7 @@ pub trait Sink {
     ) -> Placement;
 
     /// A frame is complete: its payload lies where [`Sink::place`] said, or was thrown away. `data` holds the payload of frames that
-    /// are not placed in guest memory (ATOMIC, ATOMIC_DATA; their placement is `Into`), and is empty otherwise. The fabric has
+    /// are not placed in guest memory ([`frame::kind::comes_as_data`]; their placement is `Into`), and is empty otherwise. The fabric has
     /// checked what the header says by itself (type, the length that the type wants, the largest frame); everything else in it
     /// is as the peer sent it.
     fn frame(&mut self, peer: PeerId, header: &FrameHeader, placement: Placement, data: &[u8]);
@@ -125,6 +125,9 @@ pub trait Fabric: Send {
 
     /// The peer that announced the GID; [`PeerId::LOCAL`] for our own.
     fn route(&self, gid: &Gid) -> Option<PeerId>;
+
+    /// Pushes all who announced the GID and whose link is up, [`PeerId::LOCAL`] included if it is our own: where multicast goes.
+    fn members(&self, gid: &Gid, into: &mut Vec<PeerId>);
 
     /// Becomes readable when [`Fabric::poll`] has work to do that came from outside, timers of the fabric included. To be slept
     /// on only after a poll that returned false, with nothing sent or announced since.

@@ -410,6 +410,16 @@ impl Fabric for PairFabric {
             .then_some(OTHER)
     }
 
+    fn members(&self, gid: &Gid, into: &mut Vec<PeerId>) {
+        let shared = lock(&self.shared);
+        let me = self.me();
+        for (who, peer) in [(me, PeerId::LOCAL), (1 - me, OTHER)] {
+            if shared.ends[who].gids.contains(gid) && (who == me || shared.up) {
+                into.push(peer);
+            }
+        }
+    }
+
     fn wait_fd(&self) -> RawFd {
         self.wait_fd
     }

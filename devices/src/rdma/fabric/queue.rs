@@ -13,8 +13,6 @@ const HIGH_WATER: usize = 1 << 20;
 const HIGH_FRAMES: usize = 4096;
 /// Queued frames above which no frame at all is taken: acknowledgements have this much room of their own.
 const MAX_FRAMES: usize = 4 * HIGH_FRAMES;
-/// Longest payload that is handed over as data (ATOMIC has 16 bytes).
-const MAX_DATA: usize = 16;
 
 struct Queued {
     header: FrameHeader,
@@ -133,6 +131,8 @@ pub(super) struct Mover {
     asked_at: usize,
     into: Vec<Segment>,
     from: Vec<Segment>,
+    /// A payload that is handed over as data.
+    data: Vec<u8>,
 }
 
 impl Mover {
@@ -150,16 +150,16 @@ impl Mover {
         };
         let length = header.length as usize;
         queue.sources(&mut self.from);
-        let mut data = [0; MAX_DATA];
-        let mut data_len = 0;
-        if matches!(header.kind, kind::ATOMIC | kind::ATOMIC_DATA) {
+        self.data.clear();
+        if kind::comes_as_data(header.kind) {
+            self.data.resize(length, 0);
             let target = [Segment {
-                base: data.as_mut_ptr(),
-                len: MAX_DATA,
+                base: self.data.as_mut_ptr(),
+                len: length,
             }];
             let (mut from_at, mut into_at) = Default::default();
             // SAFETY: the sources are mapped while the queue holds them; the target is `data`.
-            data_len = unsafe { copy(&self.from, &mut from_at, &target, &mut into_at, length) };
+            unsafe { copy(&self.from, &mut from_at, &target, &mut into_at, length) };
             self.placement = Some(Placement::Into);
             self.done = length;
         }
@@ -184,7 +184,7 @@ impl Mover {
         }
         queue.pop();
         self.reset();
-        sink.frame(peer, &header, placement, &data[..data_len]);
+        sink.frame(peer, &header, placement, &self.data);
         true
     }
 

@@ -17,6 +17,8 @@ pub struct GidEntry {
 /// The table.
 pub struct GidTable {
     slots: Vec<Option<GidEntry>>,
+    /// Slots from here on are empty.
+    used: usize,
 }
 
 impl GidTable {
@@ -24,6 +26,7 @@ impl GidTable {
     pub(crate) fn new(len: u32) -> Self {
         GidTable {
             slots: vec![None; len as usize],
+            used: 0,
         }
     }
 
@@ -57,6 +60,7 @@ impl GidTable {
             mac: body.mac,
             vlan,
         });
+        self.used = self.used.max(body.index.get() as usize + 1);
         Ok(())
     }
 
@@ -72,6 +76,18 @@ impl GidTable {
     /// The slot's content.
     pub fn get(&self, index: u8) -> Option<&GidEntry> {
         self.slots.get(usize::from(index))?.as_ref()
+    }
+
+    /// The slot that holds the GID, one with a VLAN only when there is no other.
+    pub fn find(&self, gid: &Gid) -> Option<&GidEntry> {
+        let filled = self.slots[..self.used].iter().flatten();
+        let mut found = filled.filter(|e| e.gid == *gid);
+        let first = found.next()?;
+        let plain = first.vlan.is_none();
+        if plain {
+            return Some(first);
+        }
+        found.find(|e| e.vlan.is_none()).or(Some(first))
     }
 
     /// All GIDs, each once.

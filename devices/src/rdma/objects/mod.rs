@@ -6,6 +6,7 @@
 use std::sync::Arc;
 
 use crate::rdma::events::Events;
+use crate::rdma::fabric::Gid;
 use crate::rdma::limits::Limits;
 use crate::rdma::memory::{DmaSpace, Memory, RingMemory};
 use crate::rdma::stats::Stats;
@@ -14,6 +15,7 @@ use crate::rdma::wire::{AddGidBody, QpAttributesBody, Status};
 pub mod context;
 pub mod cq;
 pub mod gid;
+pub mod group;
 pub mod qp;
 pub mod queue;
 pub(crate) mod slab;
@@ -22,7 +24,8 @@ pub mod state;
 pub use context::{Contexts, KERNEL};
 pub use cq::{Cqs, Overflow};
 pub use gid::{GidEntry, GidTable};
-pub use qp::{Qp, QpAttributes, QpCaps, Qps};
+pub use group::{Groups, is_multicast};
+pub use qp::{GSI_QPN, Qp, QpAttributes, QpCaps, Qps};
 pub use queue::{Kick, ReceiveQueue, ReceiveWqe, RingFault, RingPlace, SendQueue, kick_fence};
 pub use state::{QpKind, QpState};
 
@@ -62,6 +65,8 @@ pub struct Objects {
     pub qps: Qps,
     /// Our addresses.
     pub gids: GidTable,
+    /// Multicast groups with members here.
+    pub groups: Groups,
     /// Asynchronous events that wait.
     pub events: Events,
     /// Counters.
@@ -85,6 +90,7 @@ impl Objects {
             cqs: Cqs::new(limits.cqs, stats.clone()),
             qps: Qps::new(limits.qps),
             gids: GidTable::new(limits.gids),
+            groups: Groups::new(limits.mcast_groups, limits.mcast_qps),
             events: Events::default(),
             stats,
             dma,
@@ -177,7 +183,7 @@ impl Objects {
         let entries = memory.entries();
         self.memory.charge(entries)?;
         let stats = &self.stats;
-        let qpn = self.qps.table.insert_with(|qpn| {
+        let qpn = self.qps.insert_with(request.kind, |qpn| {
             Box::new(Qp {
                 qpn,
                 context: request.context,
@@ -198,6 +204,7 @@ impl Objects {
                 ),
                 kick: Kick::new(memory, request.control),
                 stats: stats.add_qp(qpn),
+                groups: 0,
                 transport: Default::default(),
                 raised: Default::default(),
             })
@@ -213,6 +220,34 @@ impl Objects {
         Ok(qpn)
     }
 
+    /// Puts a datagram QP into a multicast group.
+    pub(crate) fn attach(&mut self, context: u32, qpn: u32, gid: &Gid) -> Result<(), Status> {
+        self.check_qp(context, qpn)?;
+        let qp = self.qps.get_mut(qpn).ok_or(Status::NotFound)?;
+        if qp.kind != QpKind::Ud || !is_multicast(gid) {
+            return Err(Status::Invalid);
+        }
+        self.groups.join(gid, qpn)?;
+        qp.groups += 1;
+        Ok(())
+    }
+
+    /// Takes a QP out of a multicast group.
+    pub(crate) fn detach(&mut self, context: u32, qpn: u32, gid: &Gid) -> Result<(), Status> {
+        self.check_qp(context, qpn)?;
+        let qp = self.qps.get_mut(qpn).ok_or(Status::NotFound)?;
+        self.groups.leave(gid, qpn)?;
+        qp.groups -= 1;
+        Ok(())
+    }
+
+    /// What leads here: our GIDs, and the multicast groups that have members.
+    pub(crate) fn announced(&self) -> Vec<Gid> {
+        let mut gids = self.gids.all();
+        gids.extend(self.groups.gids());
+        gids
+    }
+
     /// Whether a context may refer to a queue pair.
     pub(crate) fn check_qp(&self, context: u32, qpn: u32) -> Result<(), Status> {
         check_owner(context, self.qps.get(qpn).map(|qp| qp.context))
@@ -226,7 +261,7 @@ impl Objects {
     ) -> Result<(QpState, QpState), Status> {
         let qpn = body.qpn.get();
         self.check_qp(context, qpn)?;
-        let qp = self.qps.table.get_mut(qpn).ok_or(Status::NotFound)?;
+        let qp = self.qps.get_mut(qpn).ok_or(Status::NotFound)?;
         let old = qp.modify(body, &self.limits, &self.gids, &mut self.events)?;
         Ok((old, qp.state))
     }
@@ -239,9 +274,12 @@ impl Objects {
 
     /// Takes out a queue pair that the engine has let go of, and all references it held.
     pub(crate) fn remove_qp(&mut self, qpn: u32) {
-        let Some(mut qp) = self.qps.table.remove(qpn) else {
+        let Some(mut qp) = self.qps.remove(qpn) else {
             return;
         };
+        if qp.groups > 0 {
+            self.groups.leave_all(qpn);
+        }
         self.events.forget(&mut qp.raised, qpn);
         self.memory.refund(qp.kick.entries());
         self.release_pd(qp.pd);

@@ -105,6 +105,8 @@ pub struct Qp {
     pub kick: Kick,
     /// Counters.
     pub stats: Arc<QpCounters>,
+    /// Multicast groups that it is in.
+    pub groups: u32,
     /// What the engine remembers of the connection.
     pub transport: Transport,
     pub(super) raised: Raised,
@@ -281,38 +283,70 @@ impl QpAttributes {
     }
 }
 
+/// The number of the QP of type GSI (section 4.7).
+pub const GSI_QPN: u32 = 1;
+
 /// All queue pairs of a device.
 pub struct Qps {
-    pub(super) table: Slab<Box<Qp>>,
+    table: Slab<Box<Qp>>,
+    /// The one of type GSI, which has a number of its own.
+    gsi: Option<Box<Qp>>,
 }
 
 impl Qps {
     pub(super) fn new(limit: u32) -> Self {
         Qps {
             table: Slab::new(HandleLayout::index_low(2, limit, 24), limit),
+            gsi: None,
+        }
+    }
+
+    /// Puts in what `make` makes of its number. None when the limit is reached, or there is a QP of type GSI already.
+    pub(super) fn insert_with(
+        &mut self,
+        kind: QpKind,
+        make: impl FnOnce(u32) -> Box<Qp>,
+    ) -> Option<u32> {
+        match kind {
+            QpKind::Gsi if self.gsi.is_some() => None,
+            QpKind::Gsi => Some(self.gsi.insert(make(GSI_QPN)).qpn),
+            _ => self.table.insert_with(make),
+        }
+    }
+
+    /// Takes the QP of that number out.
+    pub(super) fn remove(&mut self, qpn: u32) -> Option<Box<Qp>> {
+        match qpn {
+            GSI_QPN => self.gsi.take(),
+            _ => self.table.remove(qpn),
         }
     }
 
     /// The QP of that number.
     #[inline]
     pub fn get(&self, qpn: u32) -> Option<&Qp> {
-        self.table.get(qpn).map(|qp| &**qp)
+        let gsi = || self.gsi.as_ref().filter(|gsi| gsi.qpn == qpn);
+        self.table.get(qpn).or_else(gsi).map(|qp| &**qp)
     }
 
     /// The QP of that number.
     #[inline]
     pub fn get_mut(&mut self, qpn: u32) -> Option<&mut Qp> {
-        self.table.get_mut(qpn).map(|qp| &mut **qp)
+        let found = self.table.get_mut(qpn);
+        found
+            .or(self.gsi.as_mut().filter(|gsi| gsi.qpn == qpn))
+            .map(|qp| &mut **qp)
     }
 
     /// All QPs.
     pub fn iter(&self) -> impl Iterator<Item = &Qp> {
-        self.table.iter().map(|(_, qp)| &**qp)
+        let table = self.table.iter().map(|(_, qp)| qp);
+        table.chain(&self.gsi).map(|qp| &**qp)
     }
 
     /// QPs that exist.
     pub fn len(&self) -> u32 {
-        self.table.len()
+        self.table.len() + u32::from(self.gsi.is_some())
     }
 
     /// Whether there are no QPs.

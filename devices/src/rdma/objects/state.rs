@@ -17,6 +17,13 @@ pub enum QpKind {
     Ud = qp_type::UD,
 }
 
+impl QpKind {
+    /// Whether such a QP has one peer, and no other.
+    pub fn is_connected(self) -> bool {
+        matches!(self, QpKind::Rc | QpKind::Uc)
+    }
+}
+
 /// State of a QP. The number is the verbs'.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(u8)]

@@ -309,6 +309,16 @@ wire_structs! {
         rq_offset: Le64,
     }
 
+    /// ATTACH_MCAST and DETACH_MCAST (section 4.10).
+    McastBody[24] {
+        /// The QP, of type UD.
+        qpn: Le32,
+        /// Zero.
+        reserved: Le32,
+        /// The group's GID, network order.
+        gid: [u8; 16],
+    }
+
     /// MODIFY_QP, and the reply to QUERY_QP (section 4.8).
     QpAttributesBody[72] {
         /// The QP.

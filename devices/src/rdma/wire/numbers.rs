@@ -40,6 +40,10 @@ pub mod opcode {
     pub const QUERY_QP: u16 = 0x0062;
     /// Ends a queue pair.
     pub const DESTROY_QP: u16 = 0x0063;
+    /// Puts a queue pair into a multicast group.
+    pub const ATTACH_MCAST: u16 = 0x00a0;
+    /// Takes a queue pair out of a multicast group.
+    pub const DETACH_MCAST: u16 = 0x00a1;
 }
 
 /// Status of a command (section 4). Its number is what goes on the wire.

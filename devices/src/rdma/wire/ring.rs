@@ -98,15 +98,57 @@ pub struct SendWqeHeader {
     pub imm: [u8; 4],
     /// Remote key.
     pub rkey: Le32,
-    /// Remote address.
+    /// Remote address. From here on a datagram has its [`DatagramAddress`].
     pub remote_addr: Le64,
-    /// Atomics: compare or add operand. UD: le32 ah, le32 dest_qpn.
+    /// Atomics: compare or add operand.
     pub compare_add: Le64,
-    /// Atomics: swap operand. UD: le32 qkey.
+    /// Atomics: swap operand.
     pub swap: Le64,
     /// Zero.
     pub reserved: [u8; 16],
 }
+
+impl SendWqeHeader {
+    /// Where a datagram goes.
+    pub fn datagram(&self) -> DatagramAddress {
+        const AT: usize = std::mem::offset_of!(SendWqeHeader, remote_addr);
+        const LEN: usize = size_of::<DatagramAddress>();
+        const _: () = assert!(AT == 24 && AT + LEN <= size_of::<SendWqeHeader>());
+        let mut address = DatagramAddress::default();
+        address
+            .as_mut_bytes()
+            .copy_from_slice(&self.as_bytes()[AT..AT + LEN]);
+        address
+    }
+}
+
+/// Bytes 24 to 55 of the send WQE of a datagram QP: the whole address (section 5).
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct DatagramAddress {
+    /// The receiving QP, or [`MULTICAST_QPN`].
+    pub dest_qpn: Le32,
+    /// Its Q_Key; with [`QKEY_OWN`], the sending QP's own counts.
+    pub qkey: Le32,
+    /// Where the receiving QP is, or the multicast group; network order.
+    pub dgid: [u8; 16],
+    /// 20 bits.
+    pub flow_label: Le32,
+    /// Our GID.
+    pub sgid_index: u8,
+    /// Of the GRH.
+    pub hop_limit: u8,
+    /// Of the GRH.
+    pub traffic_class: u8,
+    /// Service level.
+    pub sl: u8,
+}
+
+/// The QPN that datagrams to a multicast group name.
+pub const MULTICAST_QPN: u32 = 0xff_ffff;
+
+/// Bit of a WQE's Q_Key: the sending QP's own is meant.
+pub const QKEY_OWN: u32 = 1 << 31;
 
 /// A scatter/gather element (section 5).
 #[derive(
@@ -210,6 +252,8 @@ pub mod cqe_flag {
     pub const WITH_INV: u16 = 4;
     /// Of the send queue.
     pub const SEND_QUEUE: u16 = 8;
+    /// `smac` is there, and `vlan` if it is not [`super::super::VLAN_NONE`].
+    pub const ETHERNET: u16 = 16;
 }
 
 /// A CQE without its last word, the phase (section 7).
@@ -303,6 +347,7 @@ pub mod vendor_err {
 const _: () = {
     assert!(size_of::<SendWqeHeader>() == 64);
     assert!(size_of::<Sge>() == 16);
+    assert!(size_of::<DatagramAddress>() == 32);
     assert!(size_of::<ReceiveWqeHeader>() == 16);
     assert!(size_of::<Cqe>() as u64 == CQE_PHASE);
 };

@@ -350,8 +350,8 @@ fn gids_and_counters_go_through() {
     };
     assert_eq!(rig.command(opcode::DEL_GID, body.as_bytes()).0, Status::Ok);
     let (status, counters) = rig.command(opcode::QUERY_COUNTERS, &[]);
-    assert_eq!((status, word(&counters, 0)), (Status::Ok, 14));
-    assert_eq!(counters.len(), 8 + 8 * 14);
+    assert_eq!((status, word(&counters, 0)), (Status::Ok, 16));
+    assert_eq!(counters.len(), 8 + 8 * 16);
 }
 
 /// Pages of the queues and the data of the test below.

@@ -97,6 +97,7 @@ impl End {
             inline: 64,
             signal_all: false,
             scattered: false,
+            ..Default::default()
         };
         let entries = (shape.qps * (qp.sq_entries + qp.rq_entries)).next_power_of_two();
         ensure!(entries <= options.limits.cqe, "a CQ of {entries} entries");

@@ -184,7 +184,7 @@ impl Commander {
                     .collect();
                 CreateQp {
                     pd: self.handle(source, command::CREATE_PD, context),
-                    kind: n(source, &[2]) as u32,
+                    kind: n(source, &[2, 2, 3, 4, 4, 1]) as u32,
                     send_cq: self.handle(source, command::CREATE_CQ, context),
                     recv_cq: self.handle(source, command::CREATE_CQ, context),
                     srq: n(source, &[0]) as u32,
@@ -209,7 +209,7 @@ impl Commander {
                 .encode()
             }
             command::MODIFY_QP => {
-                // To INIT, RTR, RTS, SQD, ERR and RESET with what each wants; now and then anything.
+                // To INIT, RTR, RTS, SQD, ERR and RESET with what each wants, of RC, UC and UD; now and then anything.
                 let ways = [
                     (0x39, 1),
                     (0x12_9181, 2),
@@ -217,6 +217,10 @@ impl Commander {
                     (1, 4),
                     (1, 6),
                     (1, 0),
+                    (0x10_1181, 2),
+                    (0x1_0001, 3),
+                    (0x71, 1),
+                    (1, 2),
                 ];
                 let (wanted, to) = match source.below(6) {
                     0 => (source.edge(), source.below(8)),
@@ -244,6 +248,16 @@ impl Commander {
                     ..Default::default()
                 }
                 .encode()
+            }
+            command::ATTACH_MCAST | command::DETACH_MCAST => {
+                let mut gid = self.node.gid;
+                gid[12] = n(source, &[239, 239, 224, 10]) as u8;
+                gid[15] = n(source, &[1, 2]) as u8;
+                Body::new()
+                    .u32(self.handle(source, command::CREATE_QP, context))
+                    .u32(n(source, &[0]) as u32)
+                    .bytes(&gid)
+                    .0
             }
             command::QUERY_DEVICE
             | command::QUERY_COUNTERS

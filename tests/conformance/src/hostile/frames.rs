@@ -6,7 +6,7 @@ use devices::rdma::fabric::frame::{FrameHeader, flag, kind};
 
 use super::scripted::{Incoming, PEER_GID, PEERS, Script, Scripted};
 use super::victim::{Victim, canaries};
-use crate::layout::{QpAttributes, access, mask, send, state, wqe_flag};
+use crate::layout::{MULTICAST_QPN, QpAttributes, access, mask, qp_type, send, state, wqe_flag};
 use crate::node::{Context, Mr, Node, QpOptions};
 use crate::random::Source;
 use crate::rings::{Cq, Qp, SendWr};
@@ -37,8 +37,25 @@ pub struct Target {
 /// QPNs of the peer's side.
 const PEER_QPN: u32 = 0x100;
 
+/// QPs under attack, and their types; the last is in a multicast group.
+const QPS: usize = 6;
+const KINDS: [u32; QPS] = [
+    qp_type::RC,
+    qp_type::RC,
+    qp_type::RC,
+    qp_type::RC,
+    qp_type::UC,
+    qp_type::UD,
+];
+
+/// A multicast group, made from a GID.
+fn group(mut gid: [u8; 16]) -> [u8; 16] {
+    gid[12] = 239;
+    gid
+}
+
 impl Target {
-    /// A device with four QPs in RTS, towards the script.
+    /// A device with QPs of several types in RTS, towards the script.
     pub fn new() -> Target {
         let script = Arc::new(Mutex::new(Script::default()));
         let fabric = Scripted::new(script.clone());
@@ -65,12 +82,16 @@ impl Target {
             region(4090, 9, access::ALL),
             region(17, 8000, access::REMOTE_READ),
         ];
-        let qps = (0..4)
-            .map(|_| {
-                node.create_qp(context, pd, cq.cqn, cq.cqn, &QpOptions::default())
+        let qps = KINDS
+            .map(|kind| {
+                let options = QpOptions {
+                    kind,
+                    ..Default::default()
+                };
+                node.create_qp(context, pd, cq.cqn, cq.cqn, &options)
                     .expect("a QP")
             })
-            .collect();
+            .into();
         let mut target = Target {
             world,
             victim,
@@ -79,15 +100,20 @@ impl Target {
             pd,
             cq,
             qps,
-            expected: vec![0; 4],
-            asked: vec![0; 4],
+            expected: vec![0; QPS],
+            asked: vec![0; QPS],
             mrs,
             answers: [0; 64],
             refusals: [0; 8],
         };
-        for n in 0..4 {
+        for n in 0..QPS {
             target.connect(n);
         }
+        let group = group(target.node().gid);
+        target
+            .node()
+            .attach_mcast(context, target.qps[QPS - 1].qpn, group)
+            .expect("ATTACH_MCAST");
         target
     }
 
@@ -110,8 +136,9 @@ impl Target {
             state: state::RESET,
             ..Default::default()
         };
-        let rtr = connection.rtr(qpn, 0, PEER_QPN + n as u32, PEER_GID);
-        for step in [reset, connection.init(qpn), rtr, connection.rts(qpn, 0)] {
+        let far = (PEER_QPN + n as u32, PEER_GID);
+        let steps = connection.steps(&self.qps[n], 0, far);
+        for step in [reset].into_iter().chain(steps) {
             self.node()
                 .modify_qp(self.context.handle, &step)
                 .expect("a state that the table allows");
@@ -143,7 +170,7 @@ impl Target {
     }
 
     fn frame(&mut self, source: &mut impl Source) {
-        let n = source.below(4) as usize;
+        let n = source.below(QPS as u64) as usize;
         let mr = &self.mrs[source.below(4) as usize];
         let (mut rkey, iova, len) = (mr.key, mr.iova, mr.len);
         let secrets = self.victim.secrets();
@@ -162,7 +189,13 @@ impl Target {
             kind::ATOMIC_DATA,
             kind::ACK,
             kind::NAK,
+            kind::DATAGRAM,
+            kind::DATAGRAM,
         ]);
+        let n = match kind {
+            kind::DATAGRAM if !source.one_in(8) => QPS - 1,
+            _ => n,
+        };
         let answer = matches!(
             kind,
             kind::READ_DATA | kind::ATOMIC_DATA | kind::ACK | kind::NAK
@@ -171,6 +204,8 @@ impl Target {
             kind::READ | kind::ACK | kind::NAK => 0,
             kind::ATOMIC => 16,
             kind::ATOMIC_DATA => 8,
+            // What the fabric lets through.
+            kind::DATAGRAM => 40 + source.pick(&[0, 1, 100, 2960, 2961, 4096]),
             _ => match source.below(4) {
                 0 => 0,
                 1 => source.below(65_537) as u32,
@@ -205,6 +240,8 @@ impl Target {
             length,
             dst_qpn: if source.one_in(16) {
                 source.edge() as u32
+            } else if kind == kind::DATAGRAM && source.one_in(4) {
+                MULTICAST_QPN
             } else {
                 self.qps[n].qpn
             },
@@ -216,6 +253,8 @@ impl Target {
             seq,
             rkey: if kind == kind::NAK {
                 source.below(8) as u32
+            } else if kind == kind::DATAGRAM && !source.one_in(8) {
+                Connection::default().qkey
             } else if source.one_in(12) {
                 source.edge() as u32
             } else {
@@ -241,6 +280,12 @@ impl Target {
         // Not random to the last byte: that would be most of a fuzzer's input.
         let seed = source.word();
         crate::random::Random::new(seed).fill(&mut payload);
+        if kind == kind::DATAGRAM && !source.one_in(8) {
+            let gid = self.node().gid;
+            let to = source.pick(&[gid, gid, group(gid), PEER_GID]);
+            payload[0] = 0x60;
+            payload[24..40].copy_from_slice(&to);
+        }
         let peer = if source.one_in(16) {
             PEERS[1]
         } else {
@@ -269,7 +314,7 @@ impl Target {
             0..=11 => self.frame(source),
             12..=14 => {
                 // The guest is at work meanwhile: receives and requests of its own.
-                let n = source.below(4) as usize;
+                let n = source.below(QPS as u64) as usize;
                 let at = source.below(4000) as usize;
                 let sge = [self.mrs[0].sge(at, 3000)];
                 if source.one_in(2) {
@@ -297,7 +342,7 @@ impl Target {
                 self.node().events.take_asynchronous();
             }
             16 => {
-                for n in 0..4 {
+                for n in 0..QPS {
                     let qpn = self.qps[n].qpn;
                     if self
                         .node()

@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::victim::{Secrets, Victim, canaries};
-use crate::layout::{CQ_ERROR, QpAttributes, SendHeader, Sge, Status, access, mask, state};
+use crate::layout::{
+    CQ_ERROR, DatagramAddress, QpAttributes, SendHeader, Sge, Status, access, mask, qp_type, state,
+};
 use crate::memory::Buffer;
 use crate::node::{Context, KERNEL, Mr, Node, QpOptions};
 use crate::random::Source;
@@ -12,8 +14,16 @@ use crate::rings::{Cq, Qp, SendWr};
 use crate::side::Connection;
 use crate::world::World;
 
-/// QPs of each attacker.
-const QPS: usize = 4;
+/// QPs of each attacker, and their types.
+const QPS: usize = 6;
+const KINDS: [u32; QPS] = [
+    qp_type::RC,
+    qp_type::RC,
+    qp_type::RC,
+    qp_type::RC,
+    qp_type::UC,
+    qp_type::UD,
+];
 
 /// Half of an attacker: what it has on one node.
 struct Half {
@@ -59,6 +69,7 @@ impl Half {
         }
         for n in 0..QPS {
             let options = QpOptions {
+                kind: KINDS[n],
                 sq_entries: [1, 4, 16, 64][n % 4],
                 rq_entries: [16, 1, 64, 4][n % 4],
                 send_sge: [1, 4, 16, 2][n % 4],
@@ -122,11 +133,7 @@ fn connect(near: &mut Half, far: &mut Half, n: usize) {
     }
     for (side, (own, other)) in [(&*near, &*far), (&*far, &*near)].into_iter().enumerate() {
         let (qp, peer) = (&own.qps[n], &other.qps[n]);
-        for step in [
-            connection.init(qp.qpn),
-            connection.rtr(qp.qpn, side, peer.qpn, other.node.gid),
-            connection.rts(qp.qpn, side),
-        ] {
+        for step in connection.steps(qp, side, (peer.qpn, other.node.gid)) {
             match own.node.modify_qp(own.context.handle, &step) {
                 Ok(()) => {}
                 Err(Status::BadState) => break,
@@ -240,6 +247,7 @@ impl Attacker {
             remote_addr: Self::range(source, iova, len).0,
             compare_add: source.word(),
             swap: source.word(),
+            datagram: (KINDS[n] == qp_type::UD).then(|| self.address(source)),
         };
         let sges: Vec<Sge> = (0..4).map(|_| self.sge(source)).collect();
         let side = if half { &mut self.far } else { &mut self.near };
@@ -255,6 +263,34 @@ impl Attacker {
         }
         qp.sq_producer = qp.sq_producer.wrapping_add(1);
         qp.publish_sends();
+    }
+
+    /// Where a datagram may go: more often than not to the attacker's own QP.
+    fn address(&self, source: &mut impl Source) -> DatagramAddress {
+        let far = &self.far.qps[QPS - 1];
+        let mut group = self.near.node.gid;
+        group[12] = 239;
+        DatagramAddress {
+            dest_qpn: if source.one_in(6) {
+                source.edge() as u32
+            } else {
+                source.pick(&[
+                    far.qpn,
+                    far.qpn,
+                    self.near.qps[QPS - 1].qpn,
+                    1,
+                    2,
+                    0xff_ffff,
+                ])
+            },
+            qkey: source.pick(&[Connection::default().qkey, 1 << 31, u32::MAX, 0]),
+            dgid: source.pick(&[self.far.node.gid, self.near.node.gid, group, [0xff; 16]]),
+            flow_label: source.word() as u32,
+            sgid_index: source.pick(&[0, 0, 0, 1, 255]),
+            hop_limit: source.word() as u8,
+            traffic_class: source.word() as u8,
+            sl: source.word() as u8,
+        }
     }
 
     fn write_recv(&mut self, source: &mut impl Source) {

@@ -183,7 +183,7 @@ impl Fabric for Scripted {
                     parts,
                 } => {
                     drop(script);
-                    if matches!(header.kind, kind::ATOMIC | kind::ATOMIC_DATA) {
+                    if kind::comes_as_data(header.kind) {
                         sink.frame(peer, &header, Placement::Into, &payload);
                         continue;
                     }
@@ -257,6 +257,10 @@ impl Fabric for Scripted {
         } else {
             self.local.route(gid)
         }
+    }
+
+    fn members(&self, gid: &Gid, into: &mut Vec<PeerId>) {
+        into.extend(self.route(gid));
     }
 
     fn wait_fd(&self) -> RawFd {

@@ -1,6 +1,6 @@
 //! Completion queues and queue pairs of a node, by command.
 
-use crate::layout::{CreateCq, CreateQp, QpAttributes, command, le32};
+use crate::layout::{Body, CreateCq, CreateQp, QpAttributes, command, le32, qp_type};
 use crate::memory::{Buffer, PAGE};
 use crate::rings::{Cq, Qp};
 
@@ -9,6 +9,8 @@ use super::{Context, Node, Outcome};
 /// How a QP is to be.
 #[derive(Clone, Copy, Debug)]
 pub struct QpOptions {
+    /// Its type.
+    pub kind: u32,
     /// Send WQEs.
     pub sq_entries: u32,
     /// Receive WQEs.
@@ -28,6 +30,7 @@ pub struct QpOptions {
 impl Default for QpOptions {
     fn default() -> Self {
         QpOptions {
+            kind: qp_type::RC,
             sq_entries: 64,
             rq_entries: 64,
             send_sge: 4,
@@ -124,7 +127,7 @@ impl Node {
         let pages = buffer.dma_pages();
         let create = CreateQp {
             pd,
-            kind: 2,
+            kind: options.kind,
             send_cq,
             recv_cq,
             srq: 0,
@@ -149,7 +152,7 @@ impl Node {
         (create, buffer)
     }
 
-    /// CREATE_QP, type RC.
+    /// CREATE_QP.
     pub fn create_qp(
         &self,
         context: Context,
@@ -182,6 +185,7 @@ impl Node {
         };
         Ok(Qp {
             qpn: le32(&body, 0),
+            kind: create.kind,
             page: context.page,
             context: context.handle,
             sq_entries: create.sq_entries,
@@ -204,6 +208,22 @@ impl Node {
     pub fn destroy_qp(&self, context: Context, qpn: u32) -> Outcome<()> {
         self.handle_command(command::DESTROY_QP, context, qpn)
             .map(drop)
+    }
+
+    /// ATTACH_MCAST or DETACH_MCAST.
+    fn mcast(&self, opcode: u16, context: Context, qpn: u32, gid: [u8; 16]) -> Outcome<()> {
+        let body = Body::new().u32(qpn).u32(0).bytes(&gid).0;
+        self.command(opcode, context.handle, &body).map(drop)
+    }
+
+    /// ATTACH_MCAST.
+    pub fn attach_mcast(&self, context: Context, qpn: u32, gid: [u8; 16]) -> Outcome<()> {
+        self.mcast(command::ATTACH_MCAST, context, qpn, gid)
+    }
+
+    /// DETACH_MCAST.
+    pub fn detach_mcast(&self, context: Context, qpn: u32, gid: [u8; 16]) -> Outcome<()> {
+        self.mcast(command::DETACH_MCAST, context, qpn, gid)
     }
 
     /// MODIFY_QP.

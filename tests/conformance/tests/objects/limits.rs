@@ -91,6 +91,7 @@ fn queues_as_deep_as_the_device_says() {
             inline: 0,
             scattered: false,
             signal_all: false,
+            ..Default::default()
         },
         cq_entries: limits.max_cqe,
         ..Default::default()

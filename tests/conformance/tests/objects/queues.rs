@@ -158,7 +158,7 @@ fn a_create_qp_out_of_range_is_invalid() {
             "{what}: {result:?}"
         );
     }
-    for kind in [1, 3, 4, 9, 10] {
+    for kind in [9, 10] {
         let (mut create, buffer) = node.qp_layout(pd, cqn, cqn, &QpOptions::default());
         create.kind = kind;
         assert_eq!(

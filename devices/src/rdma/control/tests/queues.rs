@@ -61,7 +61,7 @@ fn queue_pairs_that_cannot_be_are_refused() {
     let (pd, cq) = (rig.pd(0), rig.cq(0));
     let unsupported = Status::Unsupported as u32;
     let cases: [(Change<'_, CreateQpBody>, u32); 25] = [
-        (&|q| q.kind = Le32::new(qp_type::UD), unsupported),
+        (&|q| q.kind = Le32::new(qp_type::XRC_INI), unsupported),
         (&|q| q.kind = Le32::new(5), INVALID),
         (&|q| q.srq = Le32::new(1), unsupported),
         (&|q| q.xrcd = Le32::new(1), unsupported),

@@ -81,6 +81,10 @@ impl Fabric for Script {
     fn route(&self, _: &Gid) -> Option<PeerId> {
         self.route
     }
+    fn members(&self, _: &Gid, into: &mut Vec<PeerId>) {
+        into.push(PEER);
+    }
+
     fn wait_fd(&self) -> RawFd {
         -1
     }

@@ -513,6 +513,11 @@ impl Fabric for TcpFabric {
         self.routes.get(gid, |peer| self.is_up(peer))
     }
 
+    fn members(&self, gid: &Gid, into: &mut Vec<PeerId>) {
+        let up = |peer: &PeerId| self.is_up(*peer);
+        into.extend(self.routes.all(gid).filter(up));
+    }
+
     fn wait_fd(&self) -> RawFd {
         self.epoll.as_raw_fd()
     }

@@ -11,7 +11,7 @@ use std::net::TcpStream;
 use super::hello;
 use super::socket::{self, Vectors};
 use crate::rdma::fabric::ethernet::{MAX_FRAME, MIN_FRAME};
-use crate::rdma::fabric::frame::{FrameHeader, HEADER_LEN, flag, kind};
+use crate::rdma::fabric::frame::{FrameHeader, GRH_LEN, HEADER_LEN, MAX_DATAGRAM, flag, kind};
 use crate::rdma::fabric::queue::checked;
 use crate::rdma::fabric::segments::{Cursor, copy};
 use crate::rdma::fabric::{PeerId, Placement, Sink};
@@ -118,7 +118,9 @@ impl Receive {
                 let header = FrameHeader::decode(bytes);
                 check(&header, bytes, self.greeted).map_err(Malformed)?;
                 self.start += HEADER_LEN;
-                self.begin(header);
+                if !self.hand_over(peer, &header, sink, stats) {
+                    self.begin(header);
+                }
                 continue;
             };
             let length = current.header.length as usize;
@@ -192,15 +194,37 @@ impl Receive {
         }
     }
 
+    /// Hands a payload that comes as data to the sink from where it lies, if all of it is staged.
+    fn hand_over(
+        &mut self,
+        peer: PeerId,
+        header: &FrameHeader,
+        sink: &mut dyn Sink,
+        stats: Option<&PeerCounters>,
+    ) -> bool {
+        let length = header.length as usize;
+        if !kind::comes_as_data(header.kind) || self.end - self.start < length {
+            return false;
+        }
+        self.run = (self.run + 1).min(SMALL_RUN);
+        let data = &self.staging[self.start..self.start + length];
+        sink.frame(peer, header, Placement::Into, data);
+        self.start += length;
+        if let Some(stats) = stats {
+            stats.rx_frames.add(1);
+            stats.rx_staged.add(length as u64);
+        }
+        true
+    }
+
     fn begin(&mut self, header: FrameHeader) {
-        if header.length > STAGED_PAYLOAD && header.kind >= kind::SEND {
+        let buffered = header.kind < kind::SEND || kind::comes_as_data(header.kind);
+        if header.length > STAGED_PAYLOAD && !buffered {
             self.last_run = self.run;
             self.run = 0;
         } else {
             self.run = (self.run + 1).min(SMALL_RUN);
         }
-        let buffered =
-            header.kind < kind::SEND || matches!(header.kind, kind::ATOMIC | kind::ATOMIC_DATA);
         if buffered {
             self.buffer.clear();
             self.buffer.resize(header.length as usize, 0);
@@ -334,6 +358,7 @@ fn check(header: &FrameHeader, bytes: &[u8; HEADER_LEN], greeted: bool) -> Resul
         kind::SEND | kind::WRITE | kind::READ_DATA => (0..=MAX_FRAME_PAYLOAD, 1),
         kind::ATOMIC => (16..=16, 1),
         kind::ATOMIC_DATA => (8..=8, 1),
+        kind::DATAGRAM => (GRH_LEN..=GRH_LEN + MAX_DATAGRAM, 1),
         unknown => return Err(format!("a frame of unknown type {unknown:#04x}")),
     };
     if !allowed.contains(&length) || length % multiple != 0 {

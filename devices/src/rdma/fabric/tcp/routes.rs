@@ -88,6 +88,13 @@ impl Routes {
         !gone.is_empty()
     }
 
+    /// All whom the GID leads to, ourselves included: a multicast group's members.
+    pub(super) fn all(&self, gid: &Gid) -> impl Iterator<Item = PeerId> {
+        let own = self.own.contains(gid).then_some(PeerId::LOCAL);
+        let others = self.announced.get(gid).into_iter().flatten();
+        own.into_iter().chain(others.copied())
+    }
+
     /// Whom the GID leads to: of those who announced it the earliest that `is_up`, so that nobody takes a GID from a peer that is
     /// there; or, when none is, the latest.
     pub(super) fn get(&self, gid: &Gid, is_up: impl Fn(PeerId) -> bool) -> Option<PeerId> {
