@@ -4,7 +4,7 @@ use std::fs;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 
 /// Memory of a process beside its guest's, KiB.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -55,31 +55,68 @@ fn parse_smaps(smaps: &str, guest_kib: u64) -> Result<Memory> {
     Ok(sum)
 }
 
-/// Processor time that all threads of a process have had; those that have ended count no more.
-pub fn cpu_time(pid: u32) -> Result<Duration> {
-    let mut sum = Duration::ZERO;
-    for task in fs::read_dir(format!("/proc/{pid}/task"))? {
-        let path = task?.path().join("schedstat");
-        let text = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
-        let nanoseconds = text.split_whitespace().next().and_then(|n| n.parse().ok());
-        sum += Duration::from_nanos(nanoseconds.context("schedstat")?);
+/// Processor time that the threads of a process have had; those that have ended count no more.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct CpuTime {
+    /// All of them.
+    pub all: Duration,
+    /// Those that run no vCPU.
+    pub devices: Duration,
+}
+
+impl CpuTime {
+    /// That of a process until now.
+    pub fn of(pid: u32) -> Result<CpuTime> {
+        let mut sum = CpuTime::default();
+        for task in fs::read_dir(format!("/proc/{pid}/task"))? {
+            let read = |name| {
+                let path = task.as_ref().map(|task| task.path().join(name));
+                let path = path.map_err(|error| anyhow!("{error}"))?;
+                fs::read_to_string(&path).with_context(|| path.display().to_string())
+            };
+            let time = schedstat(&read("schedstat")?).context("schedstat")?;
+            sum.all += time;
+            if !is_vcpu(&read("comm")?) {
+                sum.devices += time;
+            }
+        }
+        Ok(sum)
     }
-    Ok(sum)
+
+    /// Milliseconds a second since an earlier time, `seconds` ago: of all threads, and of those that run no vCPU.
+    pub fn rate(self, earlier: CpuTime, seconds: f64) -> [f64; 2] {
+        let used = [
+            self.all.saturating_sub(earlier.all),
+            self.devices.saturating_sub(earlier.devices),
+        ];
+        used.map(|time| time.as_secs_f64() * 1e3 / seconds)
+    }
+}
+
+/// The first number: nanoseconds on a processor.
+fn schedstat(text: &str) -> Option<Duration> {
+    let nanoseconds = text.split_whitespace().next()?.parse().ok()?;
+    Some(Duration::from_nanos(nanoseconds))
+}
+
+/// Longarm's threads of vCPUs are `vcpu0` and so on, QEMU's `CPU 0/KVM`.
+fn is_vcpu(comm: &str) -> bool {
+    comm.starts_with("vcpu") || comm.starts_with("CPU ")
 }
 
 const WINDOW: Duration = Duration::from_millis(500);
-/// Part of a processor that a process at rest may use.
-const REST: f64 = 0.05;
+/// Processor time that a process at rest may use, ms/s.
+const REST: f64 = 50.0;
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// Waits until a process has come to rest.
 pub fn settle(pid: u32) -> Result<()> {
     let end = Instant::now() + LIMIT;
     loop {
-        let (before, from) = (cpu_time(pid)?, Instant::now());
+        let (before, from) = (CpuTime::of(pid)?, Instant::now());
         thread::sleep(WINDOW);
-        let used = cpu_time(pid)?.saturating_sub(before).as_secs_f64();
-        if used < REST * from.elapsed().as_secs_f64() {
+        let [used, _] = CpuTime::of(pid)?.rate(before, from.elapsed().as_secs_f64());
+        if used < REST {
             return Ok(());
         }
         ensure!(Instant::now() < end, "process {pid} does not come to rest");
@@ -124,13 +161,23 @@ Private_Dirty:        32 kB
     }
 
     #[test]
-    fn work_shows_in_processor_time_and_a_process_that_works_is_not_at_rest() {
+    fn work_shows_in_the_time_of_a_thread_that_is_no_vcpu() {
         let pid = std::process::id();
-        let before = cpu_time(pid).unwrap();
+        let before = CpuTime::of(pid).unwrap();
         let end = Instant::now() + Duration::from_millis(50);
         while Instant::now() < end {
             std::hint::spin_loop();
         }
-        assert!(cpu_time(pid).unwrap() > before);
+        let after = CpuTime::of(pid).unwrap();
+        let [all, devices] = after.rate(before, 0.05);
+        assert!(all >= devices && devices > 0.0, "{all} {devices}");
+    }
+
+    #[test]
+    fn threads_are_told_apart_by_name() {
+        assert!(is_vcpu("vcpu11\n") && is_vcpu("CPU 0/KVM\n"));
+        assert!(!is_vcpu("rdma\n") && !is_vcpu("qemu-system-x86\n"));
+        assert_eq!(schedstat("1500 20 3\n"), Some(Duration::from_nanos(1500)));
+        assert_eq!(schedstat("\n"), None);
     }
 }
