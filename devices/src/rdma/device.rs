@@ -29,8 +29,12 @@ pub struct DeviceConfig {
 
 impl DeviceConfig {
     /// Feature bits that this device can offer.
-    pub const FEATURES: u64 =
-        feature::UC | feature::UD | feature::ATOMICS | feature::USER_DOORBELL | feature::DMA_MR;
+    pub const FEATURES: u64 = feature::UC
+        | feature::UD
+        | feature::SRQ
+        | feature::ATOMICS
+        | feature::USER_DOORBELL
+        | feature::DMA_MR;
 
     /// Node and system image GUID: the EUI-64 of the MAC address.
     pub fn guid(&self) -> [u8; 8] {

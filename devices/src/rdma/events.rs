@@ -84,17 +84,24 @@ impl Events {
         }
     }
 
+    /// Raises an event that may come again and again, unless one that was raised before still waits: that stands for both.
+    pub fn raise_again(&mut self, raised: &mut Raised, kind: EventKind, handle: u32) {
+        raised.0 |= 1 << kind as u32;
+        let event = AsyncEvent { kind, handle };
+        if !self.waiting.contains(&event) {
+            self.waiting.push_back(event);
+        }
+    }
+
     /// Drops the events of an object that ended or was reset; they can be raised again.
     pub fn forget(&mut self, raised: &mut Raised, handle: u32) {
         if raised.0 == 0 {
             return;
         }
+        // No type is raised for objects of two kinds, whose handles may be the same.
         let bits = raised.0;
-        let is_cq = |kind| matches!(kind, EventKind::CqErr);
-        self.waiting.retain(|event| {
-            let same_kind = is_cq(event.kind) == (bits & 1 << EventKind::CqErr as u32 != 0);
-            event.handle != handle || !same_kind
-        });
+        self.waiting
+            .retain(|event| event.handle != handle || bits & 1 << event.kind as u32 == 0);
         *raised = Raised::default();
     }
 

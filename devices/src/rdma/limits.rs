@@ -24,9 +24,13 @@ pub struct Limits {
     pub send_wr: u32,
     /// Entries of a receive queue, a power of two.
     pub recv_wr: u32,
+    /// Shared receive queues.
+    pub srqs: u32,
+    /// Entries of a shared receive queue, a power of two.
+    pub srq_wr: u32,
     /// SGEs of a send.
     pub send_sge: u32,
-    /// SGEs of a receive.
+    /// SGEs of a receive, shared or not.
     pub recv_sge: u32,
     /// Inline bytes of a send.
     pub inline: u32,
@@ -59,6 +63,8 @@ impl Default for Limits {
             qps: 16_384,
             send_wr: 8192,
             recv_wr: 8192,
+            srqs: 16_384,
+            srq_wr: 16_384,
             send_sge: 32,
             recv_sge: 32,
             inline: 928,
@@ -85,6 +91,8 @@ impl Limits {
             ("qps", self.qps, 1, 1 << 20),
             ("send_wr", self.send_wr, 1, 1 << 15),
             ("recv_wr", self.recv_wr, 1, 1 << 15),
+            ("srqs", self.srqs, 1, 1 << 20),
+            ("srq_wr", self.srq_wr, 1, 1 << 15),
             ("send_sge", self.send_sge, 1, 252),
             ("recv_sge", self.recv_sge, 1, 63),
             ("inline", self.inline, 0, 4096 - 64),
@@ -107,6 +115,7 @@ impl Limits {
             ("cqe", self.cqe),
             ("send_wr", self.send_wr),
             ("recv_wr", self.recv_wr),
+            ("srq_wr", self.srq_wr),
             ("sq_stride", self.sq_stride),
         ] {
             if !value.is_power_of_two() {

@@ -30,7 +30,11 @@ pub mod command {
     pub const DESTROY_QP: u16 = 0x0063;
     pub const ATTACH_MCAST: u16 = 0x00a0;
     pub const DETACH_MCAST: u16 = 0x00a1;
-    pub const ALL: [u16; 21] = [
+    pub const CREATE_SRQ: u16 = 0x0070;
+    pub const MODIFY_SRQ: u16 = 0x0071;
+    pub const QUERY_SRQ: u16 = 0x0072;
+    pub const DESTROY_SRQ: u16 = 0x0073;
+    pub const ALL: [u16; 25] = [
         QUERY_DEVICE,
         QUERY_PORT,
         QUERY_COUNTERS,
@@ -52,6 +56,10 @@ pub mod command {
         DESTROY_QP,
         ATTACH_MCAST,
         DETACH_MCAST,
+        CREATE_SRQ,
+        MODIFY_SRQ,
+        QUERY_SRQ,
+        DESTROY_SRQ,
     ];
 }
 
@@ -125,6 +133,13 @@ pub mod state {
     pub const SQD: u8 = 4;
     pub const SQE: u8 = 5;
     pub const ERR: u8 = 6;
+}
+
+/// Mask bits of MODIFY_SRQ (section 4.12).
+pub mod srq_mask {
+    #![allow(missing_docs, reason = "the names are those of the specification")]
+    pub const MAX_WR: u32 = 1;
+    pub const LIMIT: u32 = 2;
 }
 
 /// Attribute mask bits (section 4.8).
@@ -223,6 +238,8 @@ pub mod event {
     pub const COMM_EST: u32 = 5;
     pub const SQ_DRAINED: u32 = 6;
     pub const LAST_WQE_REACHED: u32 = 7;
+    pub const SRQ_ERR: u32 = 8;
+    pub const SRQ_LIMIT: u32 = 9;
 }
 
 /// KICK flags of a QP's control block (section 5).
@@ -314,6 +331,9 @@ pub struct DeviceLimits {
     pub max_send_sge: u32,
     pub max_recv_sge: u32,
     pub max_inline: u32,
+    pub max_srq: u32,
+    pub max_srq_wr: u32,
+    pub max_srq_sge: u32,
     pub max_rd_atomic: u32,
     pub max_init_rd_atomic: u32,
     pub max_mcast_grp: u32,
@@ -347,6 +367,9 @@ impl DeviceLimits {
             max_send_sge: field(12),
             max_recv_sge: field(13),
             max_inline: field(14),
+            max_srq: field(15),
+            max_srq_wr: field(16),
+            max_srq_sge: field(17),
             max_rd_atomic: field(20),
             max_init_rd_atomic: field(21),
             max_mcast_grp: field(22),
@@ -730,6 +753,114 @@ pub mod qp_type {
     pub const RC: u32 = 2;
     pub const UC: u32 = 3;
     pub const UD: u32 = 4;
+}
+
+/// CREATE_SRQ's body (section 4.12).
+#[derive(Clone, Debug)]
+#[allow(missing_docs, reason = "the names are those of the specification")]
+pub struct CreateSrq {
+    pub pd: u32,
+    pub kind: u32,
+    pub cq: u32,
+    pub xrcd: u32,
+    pub entries: u32,
+    pub stride: u32,
+    pub max_sge: u32,
+    pub ring: SrqBuffer,
+}
+
+/// Where an SRQ's ring lies, as CREATE_SRQ and MODIFY_SRQ end.
+#[derive(Clone, Debug, Default)]
+#[allow(missing_docs, reason = "the names are those of the specification")]
+pub struct SrqBuffer {
+    pub buf_length: u64,
+    pub page_shift: u32,
+    pub num_pages: u32,
+    pub buf_offset: u64,
+    pub ctrl_offset: u64,
+    pub ring_offset: u64,
+    pub pages: Vec<u64>,
+}
+
+impl SrqBuffer {
+    fn append(&self, body: Body) -> Vec<u8> {
+        let mut body = body
+            .u64(self.buf_length)
+            .u32(self.page_shift)
+            .u32(self.num_pages)
+            .u64(self.buf_offset)
+            .u64(self.ctrl_offset)
+            .u64(self.ring_offset);
+        for page in &self.pages {
+            body = body.u64(*page);
+        }
+        body.0
+    }
+}
+
+impl CreateSrq {
+    /// The body.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut body = Body::new();
+        for value in [
+            self.pd,
+            self.kind,
+            self.cq,
+            self.xrcd,
+            self.entries,
+            self.stride,
+            self.max_sge,
+            0,
+        ] {
+            body = body.u32(value);
+        }
+        self.ring.append(body)
+    }
+}
+
+/// MODIFY_SRQ's body (section 4.12).
+#[derive(Clone, Debug, Default)]
+#[allow(missing_docs, reason = "the names are those of the specification")]
+pub struct ModifySrq {
+    pub srq: u32,
+    pub mask: u32,
+    pub limit: u32,
+    pub entries: u32,
+    pub ring: SrqBuffer,
+}
+
+impl ModifySrq {
+    /// The body.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut body = Body::new();
+        for value in [self.srq, self.mask, self.limit, self.entries] {
+            body = body.u32(value);
+        }
+        self.ring.append(body)
+    }
+}
+
+/// QUERY_SRQ's reply (section 4.12).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names are those of the specification")]
+pub struct SrqAttributes {
+    pub srq: u32,
+    pub entries: u32,
+    pub max_sge: u32,
+    pub limit: u32,
+}
+
+impl SrqAttributes {
+    /// Reads a reply's body.
+    pub fn decode(body: &[u8]) -> SrqAttributes {
+        assert_eq!(body.len(), 16, "4.12: the reply has 16 bytes");
+        SrqAttributes {
+            srq: le32(body, 0),
+            entries: le32(body, 4),
+            max_sge: le32(body, 8),
+            limit: le32(body, 12),
+        }
+    }
 }
 
 /// CREATE_QP's body (section 4.7).

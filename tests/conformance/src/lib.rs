@@ -16,6 +16,7 @@ pub mod node;
 pub mod random;
 pub mod rings;
 pub mod side;
+pub mod srq;
 pub mod watchdog;
 pub mod world;
 

@@ -9,7 +9,7 @@ use crate::memory::Buffer;
 use crate::node::Mr;
 
 /// A word that device and driver share.
-fn shared(ptr: *mut u8) -> &'static AtomicU32 {
+pub(crate) fn shared(ptr: *mut u8) -> &'static AtomicU32 {
     // SAFETY: callers pass aligned addresses inside a Buffer that their queue owns, and use the reference at once; an atomic is
     // the right view of memory that the device changes.
     unsafe { AtomicU32::from_ptr(ptr.cast()) }

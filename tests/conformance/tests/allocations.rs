@@ -2,9 +2,11 @@
 
 use conformance::counting::{Counting, allocations};
 use conformance::layout::send;
+use conformance::node::QpOptions;
 use conformance::on_every_fabric;
 use conformance::rings::SendWr;
-use conformance::side::{Connection, Side, SideOptions, connected};
+use conformance::side::{Connection, Side, SideOptions, connect, connected};
+use conformance::srq::Srq;
 use conformance::world::World;
 
 #[global_allocator]
@@ -45,7 +47,46 @@ fn batch(world: &World, a: &mut Side, b: &mut Side, size: usize) {
     }
 }
 
+/// SENDs into a shared receive queue, which runs empty on the way.
+fn shared(world: &World, a: &mut Side, b: &mut Side, srq: &mut Srq) {
+    let sges = [a.mr.sge(8, 64)];
+    for wr_id in 0..BATCH {
+        a.send(&SendWr::signaled(wr_id, send::SEND).with_sges(&sges));
+    }
+    let (mut sent, mut received) = (0, 0);
+    while sent < BATCH || received < BATCH {
+        world.step();
+        while srq.left() < 8 {
+            let sges = [b.mr.sge(8, 64)];
+            srq.post(1, &sges).expect("room");
+        }
+        for (side, count) in [(&mut *a, &mut sent), (&mut *b, &mut received)] {
+            while let Some(cqe) = side.poll() {
+                assert_eq!(cqe.status, 0);
+                *count += 1;
+            }
+        }
+    }
+}
+
 on_every_fabric! {
+    fn nothing_is_allocated_for_a_message_to_a_shared_queue(world: &World) {
+        let mut a = Side::new(world.a(), &SideOptions::default());
+        let mut b = Side::new(world.b(), &SideOptions::default());
+        let mut srq = b.node.create_srq(b.context, b.pd, 16, 1).expect("an SRQ");
+        let options = QpOptions { srq: srq.srqn, ..Default::default() };
+        b.qp = b.node.create_qp(b.context, b.pd, b.cq.cqn, b.cq.cqn, &options).expect("a QP");
+        connect((&a.node, &a.qp), (&b.node, &b.qp), &Connection::default());
+        for _ in 0..40 {
+            shared(world, &mut a, &mut b, &mut srq);
+        }
+        let before = allocations();
+        for _ in 0..40 {
+            shared(world, &mut a, &mut b, &mut srq);
+        }
+        assert_eq!(allocations() - before, 0);
+    }
+
     fn nothing_is_allocated_for_a_message(world: &World) {
         let (mut a, mut b) = connected(world, &SideOptions::default(), &Connection::default());
         for size in [64, 10_000] {

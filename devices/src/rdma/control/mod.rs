@@ -13,6 +13,7 @@ mod memory;
 mod multicast;
 mod queries;
 mod queues;
+mod srq;
 #[cfg(test)]
 mod tests;
 
@@ -86,6 +87,10 @@ fn lookup<'c>(opcode: u16) -> Option<Command<'c>> {
         opcode::DESTROY_QP => Command::any(bytes::<0>, Control::destroy_qp),
         opcode::ATTACH_MCAST => Command::any(bytes::<0>, Control::attach_mcast),
         opcode::DETACH_MCAST => Command::any(bytes::<0>, Control::detach_mcast),
+        opcode::CREATE_SRQ => Command::any(bytes::<8>, Control::create_srq),
+        opcode::MODIFY_SRQ => Command::any(bytes::<0>, Control::modify_srq),
+        opcode::QUERY_SRQ => Command::any(bytes::<16>, Control::query_srq),
+        opcode::DESTROY_SRQ => Command::any(bytes::<0>, Control::destroy_srq),
         _ => None,
     }
 }
@@ -129,6 +134,14 @@ impl Control<'_> {
             cookie,
         };
         reply[..header_len].copy_from_slice(header.as_bytes());
+    }
+
+    /// Whether a feature was negotiated.
+    fn needs(&self, feature: u64) -> Outcome {
+        if self.objects.features & feature == 0 {
+            return Err(Status::Unsupported);
+        }
+        Ok(())
     }
 
     fn dispatch(

@@ -40,6 +40,8 @@ impl Control<'_> {
         let l = &self.config.limits;
         let guid = self.config.guid();
         let datagrams = self.config.features & feature::UD != 0;
+        let srqs = self.needs(feature::SRQ).is_ok();
+        let shared = |limit: u32| Le32::new(if srqs { limit } else { 0 });
         let answer = DeviceReply {
             node_guid: guid,
             sys_image_guid: guid,
@@ -64,6 +66,9 @@ impl Control<'_> {
             max_ah: Le32::new(if datagrams { i32::MAX as u32 } else { 0 }),
             max_mcast_grp: Le32::new(if datagrams { l.mcast_groups } else { 0 }),
             max_mcast_qp: Le32::new(if datagrams { l.mcast_qps } else { 0 }),
+            max_srq: shared(l.srqs),
+            max_srq_wr: shared(l.srq_wr),
+            max_srq_sge: shared(l.recv_sge),
             max_rd_atomic: Le32::new(l.rd_atomic.into()),
             max_init_rd_atomic: Le32::new(l.rd_atomic.into()),
             max_gids: Le32::new(l.gids),

@@ -10,7 +10,7 @@ use crate::rdma::wire::{
 };
 
 /// Control blocks and completion rings are aligned to this.
-const LINE: u64 = 64;
+pub(super) const LINE: u64 = 64;
 /// The smallest slot of a send WQE.
 const MIN_SQ_STRIDE: u32 = 64;
 /// The slots of a receive WQE.
@@ -77,8 +77,15 @@ impl Control<'_> {
         if kind == QpKind::Gsi && self.objects.qps.get(GSI_QPN).is_some() {
             return Err(Status::Exists);
         }
-        if head.srq.get() != 0 || head.xrcd.get() != 0 {
+        if head.xrcd.get() != 0 {
             return Err(Status::Unsupported);
+        }
+        let srq = head.srq.get();
+        if srq != 0 {
+            self.needs(feature::SRQ)?;
+            if head.rq_entries.get() != 0 {
+                return Err(Status::Invalid);
+            }
         }
         let flags = head.flags.get();
         if flags & !qp_flag::ALL != 0 {
@@ -108,6 +115,9 @@ impl Control<'_> {
         self.objects.check_pd(context, head.pd.get())?;
         self.objects.check_cq(context, head.send_cq.get())?;
         self.objects.check_cq(context, head.recv_cq.get())?;
+        if srq != 0 {
+            self.objects.check_srq(context, srq)?;
+        }
         let memory = self.map(buffer, pages)?;
         let control = head.ctrl_offset.get();
         let parts = [
@@ -122,6 +132,7 @@ impl Control<'_> {
             kind,
             send_cq: head.send_cq.get(),
             recv_cq: head.recv_cq.get(),
+            srq,
             sq_sig_all: flags & qp_flag::SQ_SIG_ALL != 0,
             caps,
             memory,
@@ -141,7 +152,7 @@ impl Control<'_> {
         Ok(())
     }
 
-    fn map(&self, buffer: RingBuffer, pages: &[Le64]) -> Result<RingMemory, Status> {
+    pub(super) fn map(&self, buffer: RingBuffer, pages: &[Le64]) -> Result<RingMemory, Status> {
         let pages: Vec<u64> = pages.iter().map(|page| page.get()).collect();
         RingMemory::map(&*self.objects.dma(), buffer, &pages)
     }
@@ -151,12 +162,7 @@ impl Control<'_> {
         let l = &self.config.limits;
         let fits =
             |entries: u32, max: u32| entries == 0 || entries.is_power_of_two() && entries <= max;
-        let strides = |stride: u32, min: u32, max: u32| {
-            stride.is_power_of_two() && (min..=max.min(4096)).contains(&stride)
-        };
         let header = size_of::<SendWqeHeader>() as u64;
-        let receive = size_of::<ReceiveWqeHeader>() as u64;
-        let sges = |count: u32| u64::from(count) * size_of::<Sge>() as u64;
         let limits = fits(sq.entries, l.send_wr)
             && fits(rq.entries, l.recv_wr)
             && caps.max_send_sge <= l.send_sge
@@ -167,9 +173,7 @@ impl Control<'_> {
             || strides(sq.stride, MIN_SQ_STRIDE, l.sq_stride)
                 && header + sges(caps.max_send_sge) <= sq.stride.into()
                 && header + u64::from(caps.max_inline) <= sq.stride.into();
-        let receives = rq.entries == 0
-            || strides(rq.stride, MIN_RQ_STRIDE, MAX_RQ_STRIDE)
-                && receive + sges(caps.max_recv_sge) <= rq.stride.into();
+        let receives = rq.entries == 0 || holds_receives(rq.stride, caps.max_recv_sge);
         if limits && sends && receives {
             Ok(())
         } else {
@@ -178,9 +182,24 @@ impl Control<'_> {
     }
 }
 
+fn strides(stride: u32, min: u32, max: u32) -> bool {
+    stride.is_power_of_two() && (min..=max.min(4096)).contains(&stride)
+}
+
+/// Bytes of so many SGEs.
+fn sges(count: u32) -> u64 {
+    u64::from(count) * size_of::<Sge>() as u64
+}
+
+/// Whether slots of this size can be, and hold receives of so many SGEs.
+pub(super) fn holds_receives(stride: u32, max_sge: u32) -> bool {
+    strides(stride, MIN_RQ_STRIDE, MAX_RQ_STRIDE)
+        && size_of::<ReceiveWqeHeader>() as u64 + sges(max_sge) <= stride.into()
+}
+
 /// Checks that the parts of a buffer (offset, length, alignment) lie inside it, aligned, and do not overlap. Parts of length 0 are
 /// nowhere.
-fn check_parts(memory: &RingMemory, parts: &[(u64, u64, u64)]) -> Outcome {
+pub(super) fn check_parts(memory: &RingMemory, parts: &[(u64, u64, u64)]) -> Outcome {
     for (i, (offset, length, alignment)) in parts.iter().enumerate() {
         if *length == 0 {
             continue;

@@ -65,7 +65,7 @@ pub(super) fn received(
         wqe_index: receive.index.into(),
         ..Cqe::default()
     };
-    env.complete(qp.recv_cq, &cqe, incoming.flags & flag::SOLICITED != 0)
+    env.complete(receive.cqn, &cqe, incoming.flags & flag::SOLICITED != 0)
 }
 
 /// Completes a receive that no message filled.
@@ -85,7 +85,7 @@ pub(super) fn receive_failed(
         wqe_index: receive.index.into(),
         ..Cqe::default()
     };
-    env.complete(qp.recv_cq, &cqe, false);
+    env.complete(receive.cqn, &cqe, false);
 }
 
 /// Completes a send WQE that is flushed.

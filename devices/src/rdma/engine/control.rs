@@ -124,6 +124,12 @@ impl Env<'_> {
                 self.lists.stray(peer, refusal.frame(base));
             }
         }
+        let responder = &mut qp.transport.responder;
+        self.srqs.leave(qp.srq, &mut responder.turn);
+        if let Some(held) = responder.receive.take() {
+            // Without an SRQ it is discarded.
+            self.srqs.give_back(qp.srq, held, &responder.sges);
+        }
         self.lists.timers.cancel(&mut qp.transport.timer, qp.qpn);
         self.lists.hot.retain(|qpn| *qpn != qp.qpn);
         self.lists.owing.retain(|qpn| *qpn != qp.qpn);

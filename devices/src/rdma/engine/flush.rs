@@ -2,6 +2,7 @@
 
 use super::requester::{self, Step};
 use super::{Env, completion};
+use crate::rdma::events::EventKind;
 use crate::rdma::objects::Qp;
 
 /// CQEs that a QP may write in one round, for each of its queues.
@@ -55,12 +56,14 @@ fn sends(qp: &mut Qp, env: &mut Env<'_>) -> bool {
 }
 
 fn receives(qp: &mut Qp, env: &mut Env<'_>) -> bool {
+    if qp.srq != 0 {
+        return shared(qp, env);
+    }
     let mut done = 0;
     while done < ROUND {
-        let responder = &mut qp.transport.responder;
-        let receive = match responder.receive.take() {
+        let receive = match qp.transport.responder.receive.take() {
             Some(held) => held,
-            None => match qp.rq.next(&mut responder.sges) {
+            None => match env.next_receive(qp) {
                 Ok(Some(next)) => next,
                 // A ring with a wrong index names no work that could be flushed.
                 Ok(None) | Err(_) => break,
@@ -70,6 +73,16 @@ fn receives(qp: &mut Qp, env: &mut Env<'_>) -> bool {
         done += 1;
     }
     done > 0
+}
+
+/// A QP takes nothing from its SRQ any more; what it holds flushes, and with that it has taken its last.
+fn shared(qp: &mut Qp, env: &mut Env<'_>) -> bool {
+    let held = qp.transport.responder.receive.take();
+    if let Some(receive) = &held {
+        completion::flush_receive(qp, env, receive);
+    }
+    env.raise(qp, EventKind::LastWqeReached);
+    held.is_some()
 }
 
 #[cfg(test)]

@@ -24,7 +24,9 @@ use super::events::{EventKind, Events};
 use super::fabric::PeerId;
 use super::fabric::frame::FrameHeader;
 use super::memory::{Memory, Segment};
-use super::objects::{Cqs, GidTable, Objects, Qp, QpState};
+use super::objects::{
+    Cqs, GidTable, Objects, Qp, QpKind, QpState, ReceiveWqe, RingFault, Srqs, Taker,
+};
 use super::stats::Stats;
 use super::wire::{Cqe, feature, kick};
 
@@ -116,6 +118,7 @@ struct Env<'a> {
     memory: &'a Memory,
     gids: &'a GidTable,
     cqs: &'a mut Cqs,
+    srqs: &'a mut Srqs,
     events: &'a mut Events,
     stats: &'a Stats,
     lists: &'a mut Lists,
@@ -139,6 +142,7 @@ impl Engine {
             memory: &objects.memory,
             gids: &objects.gids,
             cqs: &mut objects.cqs,
+            srqs: &mut objects.srqs,
             events: &mut objects.events,
             stats: &objects.stats,
             lists: &mut self.lists,
@@ -155,6 +159,23 @@ impl Env<'_> {
     /// Writes a CQE. False when the CQ takes no more; its QPs fail for that at the end of the round.
     fn complete(&mut self, cqn: u32, cqe: &Cqe, solicited: bool) -> bool {
         self.cqs.complete(cqn, cqe, solicited, self.events).is_ok()
+    }
+
+    /// Takes the QP's next receive, of its own queue or the one it shares; its SGEs go to the responder's `sges`. None when none is posted.
+    fn next_receive(&mut self, qp: &mut Qp) -> Result<Option<ReceiveWqe>, RingFault> {
+        let responder = &mut qp.transport.responder;
+        if qp.srq == 0 {
+            return qp.rq.next(&mut responder.sges);
+        }
+        let mut taker = Taker {
+            cqn: qp.recv_cq,
+            turn: &mut responder.turn,
+            sges: &mut responder.sges,
+            now: self.now,
+            comes_again: (qp.kind == QpKind::Rc)
+                .then(|| timer::rnr_delay(qp.attrs.min_rnr_timer.into())),
+        };
+        self.srqs.next(qp.srq, &mut taker, self.events)
     }
 
     fn raise(&mut self, qp: &mut Qp, kind: EventKind) {
@@ -205,6 +226,7 @@ impl Env<'_> {
     fn failed(&mut self, qp: &mut Qp) {
         qp.transport.requester.halt();
         answers::abandon(qp);
+        self.srqs.leave(qp.srq, &mut qp.transport.responder.turn);
         self.lists.timers.cancel(&mut qp.transport.timer, qp.qpn);
         self.lists.forget = true;
         self.owe(qp);

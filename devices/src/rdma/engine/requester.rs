@@ -182,7 +182,7 @@ pub(super) fn check(
         Some(length_error)
     } else if reads || length > u64::from(MAX_PAYLOAD) {
         let mut sges = qp.transport.requester.sges.range(kept..);
-        sges.find_map(|one| sge::check(env.memory, qp, one, needed).err())
+        sges.find_map(|one| sge::check(env.memory, qp.scope(), one, needed).err())
     } else {
         // One frame carries it: what is wrong shows before anything is sent.
         None

@@ -9,7 +9,7 @@ use crate::rdma::events::EventKind;
 use crate::rdma::fabric::Placement;
 use crate::rdma::fabric::frame::{FrameHeader, flag, kind, nak};
 use crate::rdma::memory::{Segment, access as guest};
-use crate::rdma::objects::{Qp, QpState, RingFault};
+use crate::rdma::objects::{Qp, QpState, RingFault, Scope};
 use crate::rdma::wire::{access, cqe_status, vendor_err};
 
 /// Why a request is not carried out.
@@ -196,19 +196,18 @@ fn check_remote(qp: &Qp, env: &Env<'_>, header: &FrameHeader, needed: u32) -> Re
         .map_err(|_| ACCESS)
 }
 
-/// A receive for the message; one that an earlier attempt took is used again.
-fn take_receive(qp: &mut Qp, env: &mut Env<'_>) -> Result<(), Refuse> {
-    let responder = &mut qp.transport.responder;
-    let receive = match &responder.receive {
+/// A receive for the message; one that an earlier attempt took is used again. Returns whose memory it names.
+fn take_receive(qp: &mut Qp, env: &mut Env<'_>) -> Result<Scope, Refuse> {
+    let receive = match qp.transport.responder.receive {
         Some(held) => held,
-        None => match qp.rq.next(&mut responder.sges) {
-            Ok(Some(next)) => responder.receive.insert(next),
+        None => match env.next_receive(qp) {
+            Ok(Some(next)) => *qp.transport.responder.receive.insert(next),
             Ok(None) => return Err(Refuse::NoReceive),
             Err(RingFault) => return Err(Refuse::Ring),
         },
     };
     match receive.fault {
-        None => Ok(()),
+        None => Ok(receive.scope),
         Some(vendor) => {
             fail_receive(qp, env, cqe_status::LOC_QP_OP_ERR, vendor);
             Err(Refuse::Fatal(nak::REMOTE_OPERATION, None))
@@ -218,7 +217,7 @@ fn take_receive(qp: &mut Qp, env: &mut Env<'_>) -> Result<(), Refuse> {
 
 /// Takes a receive and checks that the message fits in it.
 fn begin_send(qp: &mut Qp, env: &mut Env<'_>, header: &FrameHeader) -> Result<(), Refuse> {
-    take_receive(qp, env)?;
+    let scope = take_receive(qp, env)?;
     let mut left = u64::from(header.msg_len);
     let mut fault = None;
     for one in &qp.transport.responder.sges {
@@ -234,7 +233,7 @@ fn begin_send(qp: &mut Qp, env: &mut Env<'_>, header: &FrameHeader) -> Result<()
             // One frame carries it: `locate` finds what is wrong before a byte is read.
             continue;
         }
-        if let Err(error) = sge::check(env.memory, qp, &one, access::LOCAL_WRITE) {
+        if let Err(error) = sge::check(env.memory, scope, &one, access::LOCAL_WRITE) {
             fault = Some((error, nak::REMOTE_OPERATION));
             break;
         }
@@ -307,10 +306,14 @@ pub(super) fn locate(
     let offset = header.offset + skip;
     match header.kind {
         kind::SEND => {
-            let sges = qp.transport.responder.sges.iter();
+            let responder = &qp.transport.responder;
+            let Some(receive) = &responder.receive else {
+                return Err(INVALID);
+            };
+            let sges = responder.sges.iter();
             sge::resolve(
                 env.memory,
-                qp,
+                receive.scope,
                 sges,
                 access::LOCAL_WRITE,
                 offset,

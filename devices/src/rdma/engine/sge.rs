@@ -2,14 +2,14 @@
 
 use super::transport::{Message, Requester};
 use crate::rdma::memory::{Memory, Segment};
-use crate::rdma::objects::Qp;
+use crate::rdma::objects::{Qp, Scope};
 use crate::rdma::wire::Sge;
 
 /// Status and vendor_err of a CQE.
 pub(super) type Fault = (u8, u32);
 
-/// Whether the QP may access the whole SGE. One of 0 bytes names no memory.
-pub(super) fn check(memory: &Memory, qp: &Qp, one: &Sge, needed: u32) -> Result<(), Fault> {
+/// Whether who posted it may access the whole SGE. One of 0 bytes names no memory.
+pub(super) fn check(memory: &Memory, scope: Scope, one: &Sge, needed: u32) -> Result<(), Fault> {
     let length = one.length.get();
     if length == 0 {
         return Ok(());
@@ -17,8 +17,8 @@ pub(super) fn check(memory: &Memory, qp: &Qp, one: &Sge, needed: u32) -> Result<
     memory
         .check(
             one.lkey.get(),
-            qp.pd,
-            qp.context,
+            scope.pd,
+            scope.context,
             needed,
             one.addr.get(),
             length.into(),
@@ -29,7 +29,7 @@ pub(super) fn check(memory: &Memory, qp: &Qp, one: &Sge, needed: u32) -> Result<
 /// Pushes the segments of `length` bytes at `offset` of what the SGEs describe. They must be long enough together.
 pub(super) fn resolve<'a>(
     memory: &Memory,
-    qp: &Qp,
+    scope: Scope,
     sges: impl Iterator<Item = &'a Sge>,
     needed: u32,
     offset: u32,
@@ -50,8 +50,8 @@ pub(super) fn resolve<'a>(
         memory
             .resolve(
                 one.lkey.get(),
-                qp.pd,
-                qp.context,
+                scope.pd,
+                scope.context,
                 needed,
                 // An address that wraps is outside of every region.
                 one.addr.get().wrapping_add(skip.into()),
@@ -77,7 +77,7 @@ pub(super) fn resolve_message(
     into: &mut Vec<Segment>,
 ) -> Result<(), Fault> {
     let sges = of(&qp.transport.requester, message);
-    resolve(memory, qp, sges, needed, offset, length, into)
+    resolve(memory, qp.scope(), sges, needed, offset, length, into)
 }
 
 /// The SGEs of a message in flight.

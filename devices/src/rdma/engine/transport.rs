@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use crate::rdma::fabric::PeerId;
 use crate::rdma::fabric::frame::{FrameHeader, kind};
-use crate::rdma::objects::ReceiveWqe;
+use crate::rdma::objects::{ReceiveWqe, Turn};
 use crate::rdma::wire::Sge;
 
 /// State of one QP's connection.
@@ -224,6 +224,8 @@ pub(super) struct Responder {
     /// The receive that was taken and is not complete yet; its SGEs are in `sges`.
     pub receive: Option<ReceiveWqe>,
     pub sges: Vec<Sge>,
+    /// Its place among those that wait for a receive of the SRQ.
+    pub turn: Turn,
     /// Answers owed, in order; at most max_dest_rd_atomic.
     pub answers: VecDeque<Answer>,
     /// Results of the last max_dest_rd_atomic atomics, by number.

@@ -10,7 +10,7 @@ use super::{Env, completion, grh, sge, unacked};
 use crate::rdma::fabric::frame::{FrameHeader, GRH_LEN, MAX_DATAGRAM, flag, kind};
 use crate::rdma::fabric::{Fabric, PeerId};
 use crate::rdma::memory::access as guest;
-use crate::rdma::objects::{Qp, QpKind, QpState, is_multicast};
+use crate::rdma::objects::{Qp, QpKind, QpState, Scope, is_multicast};
 use crate::rdma::wire::{
     Cqe, DatagramAddress, MULTICAST_QPN, QKEY_OWN, SendWqeHeader, VLAN_NONE, access, cqe_flag,
     cqe_opcode, cqe_status, send_flag, send_opcode, vendor_err,
@@ -191,7 +191,7 @@ fn payload(
     let sges = qp.transport.requester.sges.iter();
     sge::resolve(
         env.memory,
-        qp,
+        qp.scope(),
         sges,
         0,
         0,
@@ -264,12 +264,11 @@ fn receive(qp: &mut Qp, env: &mut Env<'_>, header: &FrameHeader, data: &[u8], vl
         env.stats.device.qkey_errors.add(1);
         return false;
     }
-    let responder = &mut qp.transport.responder;
-    let receive = match responder.receive {
+    let receive = match qp.transport.responder.receive {
         // Taken for one that was too long for it.
         Some(held) => held,
-        None => match qp.rq.next(&mut responder.sges) {
-            Ok(Some(next)) => *responder.receive.insert(next),
+        None => match env.next_receive(qp) {
+            Ok(Some(next)) => *qp.transport.responder.receive.insert(next),
             Ok(None) => return false,
             Err(_) => {
                 env.fatal(qp);
@@ -279,15 +278,20 @@ fn receive(qp: &mut Qp, env: &mut Env<'_>, header: &FrameHeader, data: &[u8], vl
     };
     // At most MAX_LEN.
     let length = data.len() as u32;
+    let responder = &mut qp.transport.responder;
     let sges = responder.sges.iter();
     let room: u64 = sges.map(|one| u64::from(one.length.get())).sum();
     if receive.fault.is_none() && room < u64::from(length) {
+        if qp.srq != 0 {
+            responder.receive = None;
+            env.srqs.give_back(qp.srq, receive, &responder.sges);
+        }
         return false;
     }
     responder.receive = None;
     let placed = match receive.fault {
         Some(vendor) => Err((cqe_status::LOC_QP_OP_ERR, vendor)),
-        None => scatter(qp, env, data, length),
+        None => scatter(qp, env, receive.scope, data, length),
     };
     if let Err((status, vendor)) = placed {
         completion::receive_failed(qp, env, &receive, status, vendor);
@@ -313,7 +317,7 @@ fn receive(qp: &mut Qp, env: &mut Env<'_>, header: &FrameHeader, data: &[u8], vl
         cqe.imm = header.imm;
     }
     cqe.flags = flags.into();
-    env.complete(qp.recv_cq, &cqe, header.flags & flag::SOLICITED != 0);
+    env.complete(receive.cqn, &cqe, header.flags & flag::SOLICITED != 0);
     for counters in [
         (&env.stats.device.rx_messages, &env.stats.device.rx_bytes),
         (&qp.stats.rx_messages, &qp.stats.rx_bytes),
@@ -325,13 +329,19 @@ fn receive(qp: &mut Qp, env: &mut Env<'_>, header: &FrameHeader, data: &[u8], vl
 }
 
 /// Writes a datagram where the receive's SGEs say.
-fn scatter(qp: &mut Qp, env: &mut Env<'_>, data: &[u8], length: u32) -> Result<(), sge::Fault> {
+fn scatter(
+    qp: &mut Qp,
+    env: &mut Env<'_>,
+    scope: Scope,
+    data: &[u8],
+    length: u32,
+) -> Result<(), sge::Fault> {
     let segments = &mut env.scratch.segments;
     segments.clear();
     let sges = qp.transport.responder.sges.iter();
     sge::resolve(
         env.memory,
-        qp,
+        scope,
         sges,
         access::LOCAL_WRITE,
         0,

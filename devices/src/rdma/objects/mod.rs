@@ -10,7 +10,7 @@ use crate::rdma::fabric::Gid;
 use crate::rdma::limits::Limits;
 use crate::rdma::memory::{DmaSpace, Memory, RingMemory};
 use crate::rdma::stats::Stats;
-use crate::rdma::wire::{AddGidBody, QpAttributesBody, Status};
+use crate::rdma::wire::{AddGidBody, QpAttributesBody, SrqAttributesBody, Status, qp_control};
 
 pub mod context;
 pub mod cq;
@@ -19,19 +19,26 @@ pub mod group;
 pub mod qp;
 pub mod queue;
 pub(crate) mod slab;
+pub mod srq;
 pub mod state;
+pub mod turns;
 
 pub use context::{Contexts, KERNEL};
 pub use cq::{Cqs, Overflow};
 pub use gid::{GidEntry, GidTable};
 pub use group::{Groups, is_multicast};
 pub use qp::{GSI_QPN, Qp, QpAttributes, QpCaps, Qps};
-pub use queue::{Kick, ReceiveQueue, ReceiveWqe, RingFault, RingPlace, SendQueue, kick_fence};
+pub use queue::{
+    Kick, ReceiveQueue, ReceiveWqe, RingFault, RingPlace, Scope, SendQueue, kick_fence,
+};
+pub use srq::{Srqs, Taker};
 pub use state::{QpKind, QpState};
+pub use turns::Turn;
 
 use context::Pd;
 use cq::CqRequest;
 use slab::{HandleLayout, Slab};
+use srq::{SrqRequest, SrqRing};
 
 /// What CREATE_QP asks for; its memory is mapped and its places are checked.
 pub(crate) struct QpRequest {
@@ -40,6 +47,7 @@ pub(crate) struct QpRequest {
     pub kind: QpKind,
     pub send_cq: u32,
     pub recv_cq: u32,
+    pub srq: u32,
     pub sq_sig_all: bool,
     pub caps: QpCaps,
     pub memory: RingMemory,
@@ -61,6 +69,8 @@ pub struct Objects {
     pub memory: Memory,
     /// Completion queues.
     pub cqs: Cqs,
+    /// Shared receive queues.
+    pub srqs: Srqs,
     /// Queue pairs.
     pub qps: Qps,
     /// Our addresses.
@@ -88,6 +98,7 @@ impl Objects {
             pds: Slab::new(HandleLayout::index_low(1, limits.pds, 32), limits.pds),
             memory: Memory::new(limits.mrs, limits.mr_size, limits.mr_entries),
             cqs: Cqs::new(limits.cqs, stats.clone()),
+            srqs: Srqs::new(limits.srqs),
             qps: Qps::new(limits.qps),
             gids: GidTable::new(limits.gids),
             groups: Groups::new(limits.mcast_groups, limits.mcast_qps),
@@ -174,11 +185,82 @@ impl Objects {
         self.memory.refund(entries);
     }
 
+    /// Makes a shared receive queue.
+    pub(crate) fn create_srq(&mut self, request: SrqRequest) -> Result<u32, Status> {
+        let Scope { context, pd } = request.scope;
+        self.check_pd(context, pd)?;
+        let entries = request.ring.memory.entries();
+        self.memory.charge(entries)?;
+        let Some(srqn) = self.srqs.create(request) else {
+            self.memory.refund(entries);
+            return Err(Status::NoResource);
+        };
+        self.hold_pd(pd);
+        Ok(srqn)
+    }
+
+    /// Whether a context may refer to a shared receive queue.
+    pub(crate) fn check_srq(&self, context: u32, srqn: u32) -> Result<(), Status> {
+        check_owner(context, self.srqs.owner(srqn))
+    }
+
+    /// The attributes of a shared receive queue.
+    pub(crate) fn query_srq(&self, context: u32, srqn: u32) -> Result<SrqAttributesBody, Status> {
+        self.check_srq(context, srqn)?;
+        self.srqs.describe(srqn).ok_or(Status::NotFound)
+    }
+
+    /// Gives a shared receive queue another ring, or a limit, or both. On an error nothing has changed.
+    pub(crate) fn modify_srq(
+        &mut self,
+        context: u32,
+        srqn: u32,
+        ring: Option<SrqRing>,
+        limit: Option<u32>,
+    ) -> Result<(), Status> {
+        self.check_srq(context, srqn)?;
+        if let Some(ring) = ring {
+            let entries = ring.memory.entries();
+            self.memory.charge(entries)?;
+            match self.srqs.resize(srqn, ring) {
+                Ok(old) => self.memory.refund(old),
+                Err(status) => {
+                    self.memory.refund(entries);
+                    return Err(status);
+                }
+            }
+        }
+        if let Some(limit) = limit {
+            self.srqs.set_limit(srqn, limit, &mut self.events);
+        }
+        Ok(())
+    }
+
+    /// Ends a shared receive queue that no QP refers to.
+    pub(crate) fn destroy_srq(&mut self, context: u32, srqn: u32) -> Result<(), Status> {
+        self.check_srq(context, srqn)?;
+        if self.srqs.users(srqn) > 0 {
+            return Err(Status::Busy);
+        }
+        self.remove_srq(srqn);
+        Ok(())
+    }
+
+    fn remove_srq(&mut self, srqn: u32) {
+        if let Some((pd, entries)) = self.srqs.destroy(srqn, &mut self.events) {
+            self.memory.refund(entries);
+            self.release_pd(pd);
+        }
+    }
+
     /// Makes a queue pair in RESET.
     pub(crate) fn create_qp(&mut self, request: QpRequest) -> Result<u32, Status> {
         self.check_pd(request.context, request.pd)?;
         self.check_cq(request.context, request.send_cq)?;
         self.check_cq(request.context, request.recv_cq)?;
+        if request.srq != 0 {
+            self.check_srq(request.context, request.srq)?;
+        }
         let memory = Arc::new(request.memory);
         let entries = memory.entries();
         self.memory.charge(entries)?;
@@ -195,12 +277,18 @@ impl Objects {
                 sq_sig_all: request.sq_sig_all,
                 send_cq: request.send_cq,
                 recv_cq: request.recv_cq,
+                srq: request.srq,
                 sq: SendQueue::new(memory.clone(), request.sq, request.control),
                 rq: ReceiveQueue::new(
                     memory.clone(),
                     request.rq,
-                    request.control,
+                    request.control + qp_control::RQ_PRODUCER,
                     request.caps.max_recv_sge,
+                    Scope {
+                        context: request.context,
+                        pd: request.pd,
+                    },
+                    request.recv_cq,
                 ),
                 kick: Kick::new(memory, request.control),
                 stats: stats.add_qp(qpn),
@@ -216,6 +304,7 @@ impl Objects {
         self.hold_pd(request.pd);
         self.cqs.hold(request.send_cq);
         self.cqs.hold(request.recv_cq);
+        self.srqs.hold(request.srq);
         self.contexts.add_qp(request.context, qpn);
         Ok(qpn)
     }
@@ -285,12 +374,16 @@ impl Objects {
         self.release_pd(qp.pd);
         self.cqs.release(qp.send_cq);
         self.cqs.release(qp.recv_cq);
+        self.srqs.release(qp.srq);
         self.contexts.remove_qp(qp.context, qpn);
         self.stats.remove_qp(qpn);
     }
 
     /// Takes out all that a context owns but its QPs, which are gone already, and the context. Returns its doorbell page.
     pub(crate) fn remove_context(&mut self, context: u32) -> Option<u32> {
+        for srqn in self.srqs.owned_by(context) {
+            self.remove_srq(srqn);
+        }
         for cqn in self.cqs.owned_by(context) {
             self.remove_cq(cqn);
         }

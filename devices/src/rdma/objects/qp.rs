@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::gid::GidTable;
-use super::queue::{Kick, ReceiveQueue, SendQueue};
+use super::queue::{Kick, ReceiveQueue, Scope, SendQueue};
 use super::slab::{HandleLayout, Slab};
 use super::state::{QpKind, QpState, check_transition};
 use crate::rdma::engine::Transport;
@@ -97,6 +97,8 @@ pub struct Qp {
     pub send_cq: u32,
     /// CQ of receives.
     pub recv_cq: u32,
+    /// Shared receive queue, 0 for none.
+    pub srq: u32,
     /// Send queue.
     pub sq: SendQueue,
     /// Receive queue.
@@ -113,6 +115,15 @@ pub struct Qp {
 }
 
 impl Qp {
+    /// Whose memory its work requests name.
+    #[inline]
+    pub fn scope(&self) -> Scope {
+        Scope {
+            context: self.context,
+            pd: self.pd,
+        }
+    }
+
     /// Raises an event for this QP; once, until RESET.
     pub fn raise(&mut self, kind: EventKind, events: &mut Events) {
         events.raise(&mut self.raised, kind, self.qpn);

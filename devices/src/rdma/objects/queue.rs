@@ -132,6 +132,15 @@ impl SendQueue {
     }
 }
 
+/// Whose memory a work request's SGEs name.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Scope {
+    /// Owner.
+    pub context: u32,
+    /// Protection domain.
+    pub pd: u32,
+}
+
 /// A receive, copied from its ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReceiveWqe {
@@ -139,6 +148,10 @@ pub struct ReceiveWqe {
     pub wr_id: u64,
     /// Free-running index.
     pub index: u32,
+    /// Whose memory its SGEs name: that of the queue it came from.
+    pub scope: Scope,
+    /// The CQ that it completes on.
+    pub cqn: u32,
     /// A `vendor_err` when the WQE cannot be used: it is consumed and fails.
     pub fault: Option<u32>,
 }
@@ -147,25 +160,31 @@ pub struct ReceiveWqe {
 pub struct ReceiveQueue {
     ring: Ring,
     max_sge: u32,
+    scope: Scope,
+    cqn: u32,
     taken: u32,
     produced: u32,
 }
 
 impl ReceiveQueue {
-    /// A queue in memory that holds it.
+    /// A queue in memory that holds it, whose producer index lies at `producer`. Its receives complete on `cqn`.
     pub(crate) fn new(
         memory: Arc<RingMemory>,
         place: RingPlace,
-        control: u64,
+        producer: u64,
         max_sge: u32,
+        scope: Scope,
+        cqn: u32,
     ) -> Self {
         ReceiveQueue {
             ring: Ring {
                 memory,
                 place,
-                producer: control + qp_control::RQ_PRODUCER,
+                producer,
             },
             max_sge,
+            scope,
+            cqn,
             taken: 0,
             produced: 0,
         }
@@ -193,6 +212,40 @@ impl ReceiveQueue {
         Ok(self.taken != self.produced)
     }
 
+    /// Receives that are posted and not taken, by the producer index as it is now.
+    ///
+    /// # Errors
+    /// As [`ReceiveQueue::is_ready`].
+    pub(crate) fn waiting(&mut self) -> Result<u32, RingFault> {
+        self.produced = self.ring.produced(self.taken)?;
+        Ok(self.produced.wrapping_sub(self.taken))
+    }
+
+    /// Free-running index of the next receive to take.
+    pub(crate) fn taken(&self) -> u32 {
+        self.taken
+    }
+
+    /// Goes on, at the same index, in memory that has the same receives.
+    ///
+    /// # Errors
+    /// When what is posted does not fit there: nothing has changed.
+    pub(crate) fn move_to(
+        &mut self,
+        memory: Arc<RingMemory>,
+        place: RingPlace,
+        producer: u64,
+    ) -> Result<(), RingFault> {
+        let ring = Ring {
+            memory,
+            place,
+            producer,
+        };
+        self.produced = ring.produced(self.taken)?;
+        self.ring = ring;
+        Ok(())
+    }
+
     /// Takes the next receive and puts its SGEs in place of what is in `sges`; none when it has a `fault`. None when none is posted.
     ///
     /// # Errors
@@ -208,6 +261,8 @@ impl ReceiveQueue {
         let mut wqe = ReceiveWqe {
             wr_id: header.wr_id.get(),
             index,
+            scope: self.scope,
+            cqn: self.cqn,
             fault: None,
         };
         sges.clear();
@@ -326,7 +381,14 @@ mod tests {
         }
 
         fn receives(&self) -> ReceiveQueue {
-            ReceiveQueue::new(self.memory.clone(), self.place(), CONTROL, 2)
+            ReceiveQueue::new(
+                self.memory.clone(),
+                self.place(),
+                CONTROL + qp_control::RQ_PRODUCER,
+                2,
+                Scope::default(),
+                9,
+            )
         }
 
         fn produce_sends(&self, producer: u32) {
@@ -368,7 +430,14 @@ mod tests {
         rig.produce_sends(1);
         rig.produce_receives(1);
         let sq = SendQueue::new(rig.memory.clone(), none, CONTROL);
-        let mut rq = ReceiveQueue::new(rig.memory.clone(), none, CONTROL, 2);
+        let mut rq = ReceiveQueue::new(
+            rig.memory.clone(),
+            none,
+            CONTROL + qp_control::RQ_PRODUCER,
+            2,
+            Scope::default(),
+            9,
+        );
         assert_eq!(sq.pending(0), Ok(0));
         assert_eq!(rq.next(&mut Vec::new()), Ok(None));
     }

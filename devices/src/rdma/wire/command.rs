@@ -319,6 +319,74 @@ wire_structs! {
         gid: [u8; 16],
     }
 
+    /// CREATE_SRQ, before its pages (section 4.12).
+    CreateSrqBody[72] {
+        /// Protection domain.
+        pd: Le32,
+        /// One of [`super::srq_type`].
+        kind: Le32,
+        /// XRC: of receive completions; 0 else.
+        cq: Le32,
+        /// XRC: the domain; 0 else.
+        xrcd: Le32,
+        /// Power of two.
+        entries: Le32,
+        /// Power of two.
+        stride: Le32,
+        /// SGEs of a receive.
+        max_sge: Le32,
+        /// Zero.
+        reserved: Le32,
+        /// Bytes, a multiple of 4096.
+        buf_length: Le64,
+        /// Pages of 2^n, 12 to 30.
+        page_shift: Le32,
+        /// Pages that follow.
+        num_pages: Le32,
+        /// Of the buffer in its first page, a multiple of 4096.
+        buf_offset: Le64,
+        /// Of the control block, a multiple of 64.
+        ctrl_offset: Le64,
+        /// Of receive WQE 0, a multiple of `stride`.
+        ring_offset: Le64,
+    }
+
+    /// MODIFY_SRQ, before its pages (section 4.12).
+    ModifySrqBody[56] {
+        /// The SRQ.
+        srq: Le32,
+        /// Bits of [`super::srq_mask`].
+        mask: Le32,
+        /// Receives below which SRQ_LIMIT is raised, 0 never.
+        limit: Le32,
+        /// Power of two.
+        entries: Le32,
+        /// As in CREATE_SRQ.
+        buf_length: Le64,
+        /// As in CREATE_SRQ.
+        page_shift: Le32,
+        /// As in CREATE_SRQ.
+        num_pages: Le32,
+        /// As in CREATE_SRQ.
+        buf_offset: Le64,
+        /// As in CREATE_SRQ.
+        ctrl_offset: Le64,
+        /// As in CREATE_SRQ.
+        ring_offset: Le64,
+    }
+
+    /// Reply to QUERY_SRQ (section 4.12).
+    SrqAttributesBody[16] {
+        /// The SRQ.
+        srq: Le32,
+        /// Elements of its ring.
+        entries: Le32,
+        /// SGEs of a receive.
+        max_sge: Le32,
+        /// Limit, 0 when none is armed.
+        limit: Le32,
+    }
+
     /// MODIFY_QP, and the reply to QUERY_QP (section 4.8).
     QpAttributesBody[72] {
         /// The QP.

@@ -44,6 +44,14 @@ pub mod opcode {
     pub const ATTACH_MCAST: u16 = 0x00a0;
     /// Takes a queue pair out of a multicast group.
     pub const DETACH_MCAST: u16 = 0x00a1;
+    /// Makes a shared receive queue.
+    pub const CREATE_SRQ: u16 = 0x0070;
+    /// Resizes a shared receive queue, or arms its limit.
+    pub const MODIFY_SRQ: u16 = 0x0071;
+    /// A shared receive queue's attributes.
+    pub const QUERY_SRQ: u16 = 0x0072;
+    /// Ends a shared receive queue.
+    pub const DESTROY_SRQ: u16 = 0x0073;
 }
 
 /// Status of a command (section 4). Its number is what goes on the wire.
@@ -135,6 +143,24 @@ pub mod qp_flag {
     pub const SQ_SIG_ALL: u32 = 1;
     /// All that are defined.
     pub const ALL: u32 = SQ_SIG_ALL;
+}
+
+/// SRQ types (section 4.12).
+pub mod srq_type {
+    /// For QPs that are created with it.
+    pub const BASIC: u32 = 0;
+    /// For the XRC targets of a domain.
+    pub const XRC: u32 = 1;
+}
+
+/// Attribute mask bits of MODIFY_SRQ (section 4.12).
+pub mod srq_mask {
+    /// `entries`, and a buffer to go on in
+    pub const MAX_WR: u32 = 0x1;
+    /// `limit`
+    pub const LIMIT: u32 = 0x2;
+    /// All that are defined.
+    pub const ALL: u32 = MAX_WR | LIMIT;
 }
 
 /// Attribute mask bits of MODIFY_QP (section 4.8).

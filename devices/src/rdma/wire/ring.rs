@@ -22,6 +22,20 @@ pub mod kick {
     pub const RQ: u32 = 2;
 }
 
+/// Offsets in an SRQ's control block (section 6.1).
+pub mod srq_control {
+    /// Bytes of the block.
+    pub const SIZE: u64 = 128;
+    /// le32: next receive WQE the process will fill.
+    pub const PRODUCER: u64 = 0;
+    /// le32, written by the device: next receive WQE it will take.
+    pub const CONSUMER: u64 = 64;
+    /// le32, written by the device.
+    pub const FLAGS: u64 = 68;
+    /// Flag: a producer index that cannot be.
+    pub const FLAG_ERROR: u32 = 1;
+}
+
 /// Offsets in a CQ's control block (section 7).
 pub mod cq_control {
     /// Bytes of the block.

@@ -3,7 +3,10 @@
 use std::sync::Arc;
 
 use super::victim::{Secrets, Victim, canaries};
-use crate::layout::{Body, CreateCq, CreateQp, QpAttributes, RegMr, command, le32, request};
+use crate::layout::{
+    Body, CreateCq, CreateQp, CreateSrq, ModifySrq, QpAttributes, RegMr, SrqBuffer, command, le32,
+    request,
+};
 use crate::memory::Buffer;
 use crate::node::Node;
 use crate::random::Source;
@@ -79,6 +82,21 @@ impl Commander {
             source.edge()
         } else {
             source.pick(sensible)
+        }
+    }
+
+    fn srq_buffer(&self, source: &mut impl Source) -> SrqBuffer {
+        let pages: Vec<u64> = (0..source.pick(&[1, 1, 2]))
+            .map(|_| self.page(source))
+            .collect();
+        SrqBuffer {
+            buf_length: Self::number(source, &[pages.len() as u64 * 4096]),
+            page_shift: Self::number(source, &[12]) as u32,
+            num_pages: Self::number(source, &[pages.len() as u64]) as u32,
+            buf_offset: Self::number(source, &[0]),
+            ctrl_offset: Self::number(source, &[0]),
+            ring_offset: Self::number(source, &[128, 2048]),
+            pages,
         }
     }
 
@@ -187,7 +205,10 @@ impl Commander {
                     kind: n(source, &[2, 2, 3, 4, 4, 1]) as u32,
                     send_cq: self.handle(source, command::CREATE_CQ, context),
                     recv_cq: self.handle(source, command::CREATE_CQ, context),
-                    srq: n(source, &[0]) as u32,
+                    srq: match source.below(4) {
+                        0 => self.handle(source, command::CREATE_SRQ, context),
+                        _ => 0,
+                    },
                     flags: n(source, &[0, 1]) as u32,
                     sq_entries: n(source, &[0, 1, 4, 16]) as u32,
                     sq_stride: n(source, &[64, 128]) as u32,
@@ -205,6 +226,41 @@ impl Commander {
                     sq_offset: n(source, &[256, 1024]),
                     rq_offset: n(source, &[2304, 3072]),
                     pages,
+                }
+                .encode()
+            }
+            command::CREATE_SRQ => CreateSrq {
+                pd: self.handle(source, command::CREATE_PD, context),
+                kind: n(source, &[0]) as u32,
+                cq: n(source, &[0]) as u32,
+                xrcd: n(source, &[0]) as u32,
+                entries: n(source, &[1, 4, 16]) as u32,
+                stride: n(source, &[32, 64]) as u32,
+                max_sge: n(source, &[0, 1]) as u32,
+                ring: self.srq_buffer(source),
+            }
+            .encode(),
+            command::MODIFY_SRQ => {
+                let mask = n(source, &[1, 2, 3]) as u32;
+                let resizes = mask & 1 != 0;
+                ModifySrq {
+                    srq: self.handle(source, command::CREATE_SRQ, context),
+                    mask,
+                    limit: if mask & 2 != 0 {
+                        n(source, &[0, 1, 3]) as u32
+                    } else {
+                        0
+                    },
+                    entries: if resizes {
+                        n(source, &[4, 16, 32]) as u32
+                    } else {
+                        0
+                    },
+                    ring: if resizes {
+                        self.srq_buffer(source)
+                    } else {
+                        SrqBuffer::default()
+                    },
                 }
                 .encode()
             }
@@ -276,6 +332,7 @@ impl Commander {
                     command::DESTROY_PD => command::CREATE_PD,
                     command::DESTROY_CQ => command::CREATE_CQ,
                     command::QUERY_QP | command::DESTROY_QP => command::CREATE_QP,
+                    command::QUERY_SRQ | command::DESTROY_SRQ => command::CREATE_SRQ,
                     command::MR_COMMIT => command::MR_APPEND,
                     _ => command::REG_MR,
                 };
@@ -317,6 +374,8 @@ impl Commander {
             command::REG_MR | command::CREATE_CQ => 48,
             command::MR_APPEND => 8,
             command::CREATE_QP => 104,
+            command::CREATE_SRQ => 72,
+            command::MODIFY_SRQ => 56,
             // Which slot and whose context are not changed: the others' are the kernel's to end, and that would be no attack.
             command::ADD_GID | command::DEL_GID | command::DESTROY_CONTEXT => 0,
             _ => body.len(),
@@ -330,6 +389,8 @@ impl Commander {
             command::REG_MR => u32::from(body[32]),
             command::CREATE_CQ => le32(&body, 16),
             command::CREATE_QP => le32(&body, 64),
+            command::CREATE_SRQ => le32(&body, 40),
+            command::MODIFY_SRQ => le32(&body, 24),
             _ => 0,
         };
         if (21..=30).contains(&huge) {
@@ -391,7 +452,11 @@ impl Commander {
                         .command(command::DESTROY_CONTEXT, 0, &body)
                         .expect("DESTROY_CONTEXT");
                 }
-                command::CREATE_PD | command::REG_MR | command::CREATE_CQ | command::CREATE_QP => {
+                command::CREATE_PD
+                | command::REG_MR
+                | command::CREATE_CQ
+                | command::CREATE_QP
+                | command::CREATE_SRQ => {
                     let more = opcode == command::REG_MR && body[33] & 1 != 0;
                     let sort = if more { command::MR_APPEND } else { opcode };
                     let object = (sort, context, handle(16));

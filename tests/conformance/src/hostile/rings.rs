@@ -12,6 +12,7 @@ use crate::node::{Context, KERNEL, Mr, Node, QpOptions};
 use crate::random::Source;
 use crate::rings::{Cq, Qp, SendWr};
 use crate::side::Connection;
+use crate::srq::Srq;
 use crate::world::World;
 
 /// QPs of each attacker, and their types.
@@ -24,6 +25,8 @@ const KINDS: [u32; QPS] = [
     qp_type::UC,
     qp_type::UD,
 ];
+/// Which of them take their receives from a shared queue.
+const SHARES: [bool; QPS] = [false, false, false, true, false, true];
 
 /// Half of an attacker: what it has on one node.
 struct Half {
@@ -32,6 +35,8 @@ struct Half {
     pd: u32,
     cqs: Vec<Cq>,
     qps: Vec<Qp>,
+    /// What some QPs take their receives from; always there but while it is made anew.
+    srq: Option<Srq>,
     mrs: Vec<Mr>,
 }
 
@@ -56,6 +61,7 @@ impl Half {
             pd,
             cqs: Vec::new(),
             qps: Vec::new(),
+            srq: None,
             mrs,
         };
         half.build();
@@ -67,6 +73,10 @@ impl Half {
             self.cqs
                 .push(self.node.create_cq(self.context, entries, 0).expect("a CQ"));
         }
+        let srq = self
+            .node
+            .create_srq(self.context, self.pd, 8, 3)
+            .expect("an SRQ");
         for n in 0..QPS {
             let options = QpOptions {
                 kind: KINDS[n],
@@ -77,6 +87,7 @@ impl Half {
                 inline: [0, 64, 256, 32][n % 4],
                 signal_all: n == 2,
                 scattered: n % 2 == 0,
+                srq: if SHARES[n] { srq.srqn } else { 0 },
             };
             let (send, recv) = (self.cqs[n % 2].cqn, self.cqs[n / 2 % 2].cqn);
             self.qps.push(
@@ -85,6 +96,7 @@ impl Half {
                     .expect("a QP"),
             );
         }
+        self.srq = Some(srq);
     }
 
     fn demolish(&mut self) {
@@ -92,6 +104,11 @@ impl Half {
             self.node
                 .destroy_qp(self.context, qp.qpn)
                 .expect("DESTROY_QP");
+        }
+        if let Some(srq) = self.srq.take() {
+            self.node
+                .destroy_srq(self.context, srq.srqn)
+                .expect("DESTROY_SRQ");
         }
         for cq in self.cqs.drain(..) {
             self.node
@@ -303,6 +320,19 @@ impl Attacker {
             source.below(4) as u16
         };
         let side = if half { &mut self.far } else { &mut self.near };
+        if SHARES[n] {
+            let srq = side.srq.as_mut().expect("an SRQ");
+            let kept = &sges[..usize::from(count % 4)];
+            if srq.post(source.word(), kept).is_ok() && usize::from(count) > kept.len() {
+                // More SGEs than it may have.
+                let slot = srq.slot(srq.producer.wrapping_sub(1));
+                // SAFETY: a slot of the SRQ's own buffer.
+                unsafe {
+                    std::ptr::copy_nonoverlapping(count.to_le_bytes().as_ptr(), slot.add(8), 2)
+                };
+            }
+            return;
+        }
         let qp = &mut side.qps[n];
         let slot = qp.rq_slot(qp.rq_producer);
         let mut header = [0; 16];
@@ -329,7 +359,15 @@ impl Attacker {
         let n = source.below(QPS as u64) as usize;
         let qp = &side.qps[n];
         let near = |now: u32, source: &mut dyn FnMut() -> u64| now.wrapping_add(source() as u32);
-        match source.below(6) {
+        let srq = side.srq.as_ref().expect("an SRQ");
+        match source.below(8) {
+            6 => srq
+                .producer_word()
+                .store(source.edge() as u32, Ordering::Release),
+            7 => {
+                let limit = source.below(9) as u32;
+                side.node.limit_srq(srq, limit).expect("a limit");
+            }
             0 => qp
                 .sq_producer_word()
                 .store(source.edge() as u32, Ordering::Release),
@@ -370,10 +408,10 @@ impl Attacker {
             &self.near
         };
         let n = source.below(QPS as u64) as usize;
-        let buffer = if source.one_in(3) {
-            &side.cqs[n % 2].buffer
-        } else {
-            &side.qps[n].buffer
+        let buffer = match (source.below(6), &side.srq) {
+            (0 | 1, _) => &side.cqs[n % 2].buffer,
+            (2, Some(srq)) => &srq.buffer,
+            _ => &side.qps[n].buffer,
         };
         scribble(buffer, source);
     }
@@ -396,7 +434,10 @@ impl Attacker {
 
     /// What broke is made whole again, so that the attack can go on.
     pub fn repair(&mut self) {
-        let broken = |half: &Half| half.cqs.iter().any(|cq| cq.flags() & CQ_ERROR != 0);
+        let broken = |half: &Half| {
+            half.cqs.iter().any(|cq| cq.flags() & CQ_ERROR != 0)
+                || half.srq.as_ref().is_none_or(|srq| srq.flags() != 0)
+        };
         if broken(&self.near) || broken(&self.far) {
             for half in [&mut self.near, &mut self.far] {
                 half.demolish();
@@ -482,6 +523,7 @@ impl Attacker {
         for half in [&self.near, &self.far] {
             buffers.extend(half.qps.iter().map(|qp| &qp.buffer));
             buffers.extend(half.cqs.iter().map(|cq| &cq.buffer));
+            buffers.extend(half.srq.iter().map(|srq| &srq.buffer));
         }
         buffers
     }

@@ -144,7 +144,12 @@ impl Node {
         }
     }
 
-    fn handle_command(&self, opcode: u16, context: Context, handle: u32) -> Outcome<Vec<u8>> {
+    pub(crate) fn handle_command(
+        &self,
+        opcode: u16,
+        context: Context,
+        handle: u32,
+    ) -> Outcome<Vec<u8>> {
         let mut body = handle.to_le_bytes().to_vec();
         body.extend_from_slice(&[0; 4]);
         self.command(opcode, context.handle, &body)

@@ -25,6 +25,8 @@ pub struct QpOptions {
     pub signal_all: bool,
     /// Rings in pages that do not follow one another.
     pub scattered: bool,
+    /// A shared receive queue instead of receives of its own; 0 for none.
+    pub srq: u32,
 }
 
 impl Default for QpOptions {
@@ -38,6 +40,7 @@ impl Default for QpOptions {
             inline: 64,
             signal_all: false,
             scattered: true,
+            srq: 0,
         }
     }
 }
@@ -110,6 +113,11 @@ impl Node {
         recv_cq: u32,
         options: &QpOptions,
     ) -> (CreateQp, Buffer) {
+        let rq_entries = if options.srq == 0 {
+            options.rq_entries
+        } else {
+            0
+        };
         let sq_stride = (64 + (16 * options.send_sge).max(options.inline))
             .next_power_of_two()
             .max(64);
@@ -117,7 +125,7 @@ impl Node {
         let sq_offset = 256u64.next_multiple_of(u64::from(sq_stride));
         let sq_end = sq_offset + u64::from(options.sq_entries) * u64::from(sq_stride);
         let rq_offset = sq_end.next_multiple_of(u64::from(rq_stride));
-        let len = (rq_offset + u64::from(options.rq_entries) * u64::from(rq_stride))
+        let len = (rq_offset + u64::from(rq_entries) * u64::from(rq_stride))
             .next_multiple_of(PAGE as u64);
         let buffer = if options.scattered {
             self.memory.scattered(len as usize)
@@ -130,11 +138,11 @@ impl Node {
             kind: options.kind,
             send_cq,
             recv_cq,
-            srq: 0,
+            srq: options.srq,
             flags: options.signal_all.into(),
             sq_entries: options.sq_entries,
             sq_stride,
-            rq_entries: options.rq_entries,
+            rq_entries,
             rq_stride,
             max_send_sge: options.send_sge,
             max_recv_sge: options.recv_sge,

@@ -4,6 +4,7 @@ mod commands;
 mod limits;
 mod queues;
 mod regions;
+mod srq;
 mod states;
 
 use std::time::Duration;

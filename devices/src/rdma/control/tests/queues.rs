@@ -63,7 +63,7 @@ fn queue_pairs_that_cannot_be_are_refused() {
     let cases: [(Change<'_, CreateQpBody>, u32); 25] = [
         (&|q| q.kind = Le32::new(qp_type::XRC_INI), unsupported),
         (&|q| q.kind = Le32::new(5), INVALID),
-        (&|q| q.srq = Le32::new(1), unsupported),
+        (&|q| q.srq = Le32::new(1), INVALID),
         (&|q| q.xrcd = Le32::new(1), unsupported),
         (&|q| q.flags = Le32::new(2), INVALID),
         (&|q| q.pd = Le32::new(99), NOT_FOUND),

@@ -70,6 +70,7 @@ impl<F: Fabric> Node<F> {
                 kind: QpKind::Rc,
                 send_cq: cqn,
                 recv_cq: cqn,
+                srq: 0,
                 sq_sig_all: false,
                 caps: QpCaps {
                     max_send_sge: 4,

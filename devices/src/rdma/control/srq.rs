@@ -1,0 +1,130 @@
+//! Shared receive queues: section 4.12.
+
+use zerocopy::IntoBytes;
+
+use super::queues::{LINE, check_parts, holds_receives};
+use super::{Control, Outcome, handle, put_handle, with_list};
+use crate::rdma::memory::RingBuffer;
+use crate::rdma::objects::srq::{SrqRequest, SrqRing};
+use crate::rdma::objects::{RingPlace, Scope};
+use crate::rdma::wire::{
+    CreateSrqBody, Le64, ModifySrqBody, Status, feature, srq_control, srq_mask, srq_type,
+};
+
+impl Control<'_> {
+    pub(super) fn create_srq(&mut self, context: u32, body: &[u8], reply: &mut Vec<u8>) -> Outcome {
+        self.needs(feature::SRQ)?;
+        let (head, pages) = with_list::<CreateSrqBody, Le64>(body, |head| head.num_pages.get())?;
+        match head.kind.get() {
+            srq_type::BASIC => {}
+            // Behind a feature that this device does not offer.
+            srq_type::XRC => return Err(Status::Unsupported),
+            _ => return Err(Status::Invalid),
+        }
+        if head.cq.get() != 0 || head.xrcd.get() != 0 || head.reserved.get() != 0 {
+            return Err(Status::Invalid);
+        }
+        let max_sge = head.max_sge.get();
+        let stride = head.stride.get();
+        if max_sge > self.config.limits.recv_sge || !holds_receives(stride, max_sge) {
+            return Err(Status::Invalid);
+        }
+        let scope = Scope {
+            context,
+            pd: head.pd.get(),
+        };
+        self.objects.check_pd(context, scope.pd)?;
+        let ring = self.map_srq(
+            RingBuffer {
+                length: head.buf_length.get(),
+                page_shift: head.page_shift.get(),
+                offset: head.buf_offset.get(),
+            },
+            pages,
+            head.ctrl_offset.get(),
+            RingPlace {
+                offset: head.ring_offset.get(),
+                entries: head.entries.get(),
+                stride,
+            },
+        )?;
+        let srqn = self.objects.create_srq(SrqRequest {
+            scope,
+            max_sge,
+            ring,
+        })?;
+        put_handle(reply, srqn);
+        Ok(())
+    }
+
+    pub(super) fn modify_srq(&mut self, context: u32, body: &[u8], _: &mut Vec<u8>) -> Outcome {
+        self.needs(feature::SRQ)?;
+        let (head, pages) = with_list::<ModifySrqBody, Le64>(body, |head| head.num_pages.get())?;
+        let (srqn, mask) = (head.srq.get(), head.mask.get());
+        self.objects.check_srq(context, srqn)?;
+        let old = self.objects.srqs.place(srqn).ok_or(Status::NotFound)?;
+        let resizes = mask & srq_mask::MAX_WR != 0;
+        let limits = mask & srq_mask::LIMIT != 0;
+        let buffer = RingBuffer {
+            length: head.buf_length.get(),
+            page_shift: head.page_shift.get(),
+            offset: head.buf_offset.get(),
+        };
+        let place = RingPlace {
+            offset: head.ring_offset.get(),
+            entries: head.entries.get(),
+            ..old
+        };
+        let entries = if resizes { place.entries } else { old.entries };
+        if mask & !srq_mask::ALL != 0
+            || !limits && head.limit.get() != 0
+            || !resizes && head.as_bytes()[12..].iter().any(|byte| *byte != 0)
+            || head.limit.get() > entries
+        {
+            return Err(Status::Invalid);
+        }
+        let ring = if resizes {
+            Some(self.map_srq(buffer, pages, head.ctrl_offset.get(), place)?)
+        } else {
+            None
+        };
+        let limit = limits.then_some(head.limit.get());
+        self.objects.modify_srq(context, srqn, ring, limit)
+    }
+
+    pub(super) fn query_srq(&mut self, context: u32, body: &[u8], reply: &mut Vec<u8>) -> Outcome {
+        self.needs(feature::SRQ)?;
+        let answer = self.objects.query_srq(context, handle(body)?)?;
+        reply.extend_from_slice(answer.as_bytes());
+        Ok(())
+    }
+
+    pub(super) fn destroy_srq(&mut self, context: u32, body: &[u8], _: &mut Vec<u8>) -> Outcome {
+        self.needs(feature::SRQ)?;
+        self.objects.destroy_srq(context, handle(body)?)
+    }
+
+    /// Registers the memory of an SRQ whose stride was checked.
+    fn map_srq(
+        &self,
+        buffer: RingBuffer,
+        pages: &[Le64],
+        control: u64,
+        place: RingPlace,
+    ) -> Result<SrqRing, Status> {
+        if !place.entries.is_power_of_two() || place.entries > self.config.limits.srq_wr {
+            return Err(Status::Invalid);
+        }
+        let memory = self.map(buffer, pages)?;
+        let parts = [
+            (control, srq_control::SIZE, LINE),
+            (place.offset, place.bytes(), place.stride.into()),
+        ];
+        check_parts(&memory, &parts)?;
+        Ok(SrqRing {
+            memory,
+            control,
+            place,
+        })
+    }
+}
