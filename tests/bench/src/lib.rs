@@ -3,6 +3,7 @@
 //! A suite measures with [`samples`], collects its figures in a [`table`] each of one kind, and hands the tables to a [`report`],
 //! which prints them, writes the CSV file and plots them. What each table means stands in `docs/performance.md`.
 
+pub mod growth;
 pub mod guest;
 pub mod native;
 pub mod options;

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use conformance::counting::Counting;
 use longarm_bench::options::Options;
-use longarm_bench::{guest, native, vmm};
+use longarm_bench::{growth, guest, native, vmm};
 
 /// Allocations and the memory of objects are among the figures.
 #[global_allocator]
@@ -16,6 +16,7 @@ type Suite = (&'static str, fn(&Options) -> Result<bool>);
 
 const SUITES: &[Suite] = &[
     ("native", native::run),
+    ("growth", growth::run),
     ("guest", guest::run),
     ("vmm", vmm::run),
 ];

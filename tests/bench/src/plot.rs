@@ -68,7 +68,7 @@ fn series(
             }
         };
         add(&mut own, name, row.value);
-        if let Some(reference) = &row.reference {
+        if let Some(reference) = row.reference.as_ref().filter(|_| table.references) {
             add(&mut references, reference.name.clone(), reference.value);
         }
     }
@@ -111,7 +111,8 @@ fn lines(table: &Table, path: &Path, x: impl Fn(&Row) -> Option<f64>) -> Drawn {
     let area = SVGBackend::new(path, (WIDTH, 640)).into_drawing_area();
     area.fill(&WHITE)?;
     let (plot, legend) = area.split_horizontally(WIDTH - 260);
-    let unit = table.rows.first().map_or("", |row| row.unit);
+    let mut units: Vec<&str> = table.rows.iter().map(|row| row.unit).collect();
+    units.dedup();
     let under = if table.axis == Axis::Size {
         "bytes"
     } else {
@@ -132,7 +133,7 @@ fn lines(table: &Table, path: &Path, x: impl Fn(&Row) -> Option<f64>) -> Drawn {
         .configure_mesh()
         .light_line_style(BLACK.mix(0.06))
         .x_desc(under)
-        .y_desc(unit)
+        .y_desc(units.join(", "))
         .x_label_formatter(&axis_label)
         .y_label_formatter(&value_label)
         .label_style((FONT, 13))

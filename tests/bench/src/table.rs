@@ -205,6 +205,8 @@ pub struct Table {
     pub title: String,
     /// How it is plotted.
     pub axis: Axis,
+    /// Whether references are plotted too.
+    pub references: bool,
     /// The figures.
     pub rows: Vec<Row>,
     /// Cases without a figure, and why.
@@ -218,8 +220,17 @@ impl Table {
             name: name.into(),
             title: title.into(),
             axis,
+            references: true,
             rows: Vec::new(),
             refused: Vec::new(),
+        }
+    }
+
+    /// Whose references are figures of its own, and are not plotted again.
+    pub fn of_its_own(self) -> Table {
+        Table {
+            references: false,
+            ..self
         }
     }
 

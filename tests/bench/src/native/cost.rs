@@ -64,6 +64,9 @@ fn measure(options: &Options, op: Op, size: usize, depth: u32) -> Result<Vec<Row
     } else {
         eprintln!("system calls are not counted: that takes root and the kernel's tracepoints");
     }
+    let [ours, tcp] = [0, 1].map(|n| Samples::of(&results[n], |s| s.transfers));
+    let case = "system calls that send or receive";
+    rows.push(place(case, &ours, "1/message").against("tcp", &ours, &tcp));
     let ours = Samples::of(&results[0], |s| s.allocations);
     rows.push(place("allocations", &ours, "1/message"));
     Ok(rows)

@@ -1,11 +1,10 @@
-//! The loops in which figures arise: a requester that keeps its queues filled, a responder that takes what comes.
+//! The requester's loops, in which figures arise: queues that are kept filled, and one message after the other.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use conformance::layout::{Cqe, send, wc, wqe_flag};
-use conformance::rings::SendWr;
+use conformance::rings::{Qp, SendWr};
 use serde::{Deserialize, Serialize};
 
 use super::end::{Card, End, FOOTPRINT};
@@ -110,114 +109,166 @@ pub struct Moved {
     pub total: u64,
 }
 
-/// Offsets in the memory for one message after the other.
+/// Offsets in a row of memory for one message after the other.
 pub struct Places {
-    size: usize,
-    at: usize,
+    len: u64,
+    step: u64,
+    at: u64,
 }
 
 impl Places {
-    /// For messages of `size` bytes.
+    /// Of messages of `size` bytes in [`FOOTPRINT`] bytes.
     pub fn new(size: usize) -> Places {
-        Places { size, at: 0 }
+        Places {
+            len: FOOTPRINT as u64,
+            step: size as u64,
+            at: 0,
+        }
+    }
+
+    /// A few, as far apart as they can be in `len` bytes: each in a page of its own where there are that many.
+    fn apart(len: u64) -> Places {
+        Places {
+            len,
+            step: (len / 256).max(64),
+            at: 0,
+        }
     }
 
     /// The next one.
     #[inline]
     pub fn take(&mut self) -> usize {
-        if self.at + self.size > FOOTPRINT {
+        if self.at + self.step > self.len {
             self.at = 0;
         }
         let at = self.at;
-        self.at += self.size;
-        at
+        self.at += self.step;
+        at as usize
     }
 }
 
 /// Bytes for messages whose payload is in the WQE.
 static INLINE: [u8; 64] = [0x5a; 64];
 
-/// The requester's side of one load.
-pub struct Requester<'a> {
-    end: &'a mut End,
-    far: &'a Card,
+/// What a requester puts into its work requests next: a load and where its messages are.
+struct Flow {
     load: Load,
-    places: Places,
+    here: Places,
+    there: Places,
 }
 
-impl<'a> Requester<'a> {
-    /// For one load.
-    pub fn new(end: &'a mut End, far: &'a Card, load: Load) -> Requester<'a> {
-        let places = Places::new(load.size);
-        Requester {
-            end,
-            far,
-            load,
-            places,
-        }
+impl Flow {
+    fn new(load: Load, far: &[Card]) -> Flow {
+        let here = Places::new(load.size);
+        let there = match far[0].len {
+            len if len == FOOTPRINT as u64 => Places::new(load.size),
+            len => Places::apart(len),
+        };
+        Flow { load, here, there }
     }
 
-    /// Writes a work request to the queue pair `n` without telling the device.
+    /// Writes a work request to a queue pair without telling the device.
     #[inline]
-    fn write(&mut self, n: usize, signalled: bool) {
-        let at = self.places.take();
-        let sge = [self.end.mr.sge(at, self.load.size)];
+    fn write(&mut self, end: &mut End, far: &[Card], n: usize, signalled: bool) {
+        let sge = [end.mr.sge(self.here.take(), self.load.size)];
+        let card = &far[n * far.len() / end.qps.len()];
         let wr = SendWr {
             wr_id: n as u64,
             opcode: self.load.op.opcode(),
             flags: if signalled { wqe_flag::SIGNALED } else { 0 },
             sges: &sge,
             inline: self.load.inline.then(|| &INLINE[..self.load.size]),
-            rkey: self.far.rkey,
-            remote_addr: self.far.iova + at as u64,
+            rkey: card.rkey,
+            remote_addr: card.iova + self.there.take() as u64,
             ..Default::default()
         };
-        self.end.qps[n].write_send(&wr).expect("room for a send");
+        end.qps[n].write_send(&wr).expect("room for a send");
     }
 
     /// Fills the queue pair `n` up, and publishes all of it at once.
     #[inline]
-    fn fill(&mut self, n: usize) {
-        let qp = &self.end.qps[n];
-        let under_way = qp.sq_producer.wrapping_sub(qp.sq_retired);
-        let room = self.load.depth - under_way;
+    fn fill(&mut self, end: &mut End, far: &[Card], n: usize) {
+        let room = self.load.depth - under_way(&end.qps[n]);
         if room == 0 {
             return;
         }
         for _ in 0..room {
-            let number = self.end.qps[n].sq_producer.wrapping_add(1);
-            self.write(n, number.is_multiple_of(self.load.signal));
+            let number = end.qps[n].sq_producer.wrapping_add(1);
+            self.write(end, far, n, number.is_multiple_of(self.load.signal));
         }
-        self.end.qps[n].publish_sends();
+        end.qps[n].publish_sends();
+    }
+}
+
+fn under_way(qp: &Qp) -> u32 {
+    qp.sq_producer.wrapping_sub(qp.sq_retired)
+}
+
+/// The requester's side.
+pub struct Requester<'a> {
+    end: &'a mut End,
+    far: &'a [Card],
+    /// Queue pairs of which something has completed, each once: those with room.
+    due: Vec<usize>,
+    is_due: Vec<bool>,
+}
+
+impl<'a> Requester<'a> {
+    /// On all queue pairs of an end, which are connected to those of `far`, to the same number of each.
+    pub fn new(end: &'a mut End, far: &'a [Card]) -> Requester<'a> {
+        let qps = end.qps.len();
+        Requester {
+            end,
+            far,
+            due: (0..qps).collect(),
+            is_due: vec![true; qps],
+        }
     }
 
     /// Takes all CQEs that are there. Messages that they stand for.
     #[inline]
     fn reap(&mut self) -> Result<u64> {
         let mut done = 0;
-        while let Some(cqe) = self.end.cq.poll() {
-            check(&cqe)?;
-            let qp = &mut self.end.qps[cqe.wr_id as usize];
-            let before = qp.sq_retired;
-            qp.retire(&cqe);
-            done += u64::from(qp.sq_retired.wrapping_sub(before));
+        for cq in &mut self.end.cqs {
+            while let Some(cqe) = cq.poll() {
+                check(&cqe)?;
+                let n = cqe.wr_id as usize;
+                let qp = &mut self.end.qps[n];
+                let before = qp.sq_retired;
+                qp.retire(&cqe);
+                done += u64::from(qp.sq_retired.wrapping_sub(before));
+                if !self.is_due[n] {
+                    self.is_due[n] = true;
+                    self.due.push(n);
+                }
+            }
         }
         Ok(done)
     }
 
+    /// Fills every queue pair that has room, but the first `spared`.
+    #[inline]
+    fn refill(&mut self, flow: &mut Flow, spared: usize) {
+        for n in self.due.drain(..) {
+            self.is_due[n] = false;
+            if n >= spared {
+                flow.fill(self.end, self.far, n);
+            }
+        }
+    }
+
     /// Keeps all queues filled for a time, after a first stretch that does not count, and lets what is under way at the end complete.
-    pub fn stream(&mut self, warm_up: Duration, time: Duration) -> Result<Moved> {
+    pub fn stream(&mut self, load: Load, warm_up: Duration, time: Duration) -> Result<Moved> {
         assert!(
-            self.load.depth.is_multiple_of(self.load.signal),
+            load.depth.is_multiple_of(load.signal),
             "queues end on a signalled request"
         );
+        let mut flow = Flow::new(load, self.far);
         let begun = Instant::now();
         let mut counted: Option<Instant> = None;
         let (mut messages, mut total) = (0, 0);
         let elapsed = loop {
-            for n in 0..self.end.qps.len() {
-                self.fill(n);
-            }
+            self.refill(&mut flow, 0);
             self.end.poll();
             let done = self.reap()?;
             total += done;
@@ -242,39 +293,45 @@ impl<'a> Requester<'a> {
         })
     }
 
-    /// Posts one message after the other and waits for the completion of each. Nanoseconds of each go to `times`, as many as it has
-    /// room for in `time`.
+    /// Posts one message after the other to the first queue pair and waits for the completion of each, while the others are kept
+    /// filled with `beside`, if there is such a load. Nanoseconds of each go to `times`, as many as it has room for in `time`.
     pub fn one_by_one(
         &mut self,
-        warm_up: Duration,
-        time: Duration,
+        load: Load,
+        beside: Option<Load>,
+        (warm_up, time): (Duration, Duration),
         times: &mut Vec<u64>,
     ) -> Result<()> {
+        let mut flow = Flow::new(load, self.far);
+        let mut beside = beside.map(|load| Flow::new(load, self.far));
         let begun = Instant::now();
         loop {
             let posted = Instant::now();
             if enough(posted - begun, warm_up + time, times, times.capacity()) {
-                return Ok(());
+                break;
             }
-            self.write(0, true);
+            flow.write(self.end, self.far, 0, true);
             self.end.qps[0].publish_sends();
-            while !self.end.cq.ready() {
+            while under_way(&self.end.qps[0]) > 0 {
+                if let Some(beside) = &mut beside {
+                    self.refill(beside, 1);
+                }
                 self.end.poll();
+                self.reap()?;
             }
-            let completed = Instant::now();
-            self.reap()?;
             if posted - begun >= warm_up {
-                times.push((completed - posted).as_nanos() as u64);
+                times.push(posted.elapsed().as_nanos() as u64);
             }
         }
+        self.drain()?;
+        Ok(())
     }
 
     /// Lets everything that is under way complete. Messages that did.
     fn drain(&mut self) -> Result<u64> {
         let begun = Instant::now();
         let mut done = 0;
-        let idle = |end: &End| end.qps.iter().all(|qp| qp.sq_producer == qp.sq_retired);
-        while !idle(self.end) {
+        while self.end.qps.iter().any(|qp| under_way(qp) > 0) {
             self.end.poll();
             done += self.reap()?;
             if begun.elapsed() > Duration::from_secs(10) {
@@ -285,65 +342,10 @@ impl<'a> Requester<'a> {
     }
 }
 
-fn check(cqe: &Cqe) -> Result<()> {
+/// Refuses a completion without success.
+pub fn check(cqe: &Cqe) -> Result<()> {
     if cqe.status != wc::SUCCESS {
         bail!("a completion with status {}", cqe.status);
     }
     Ok(())
-}
-
-/// The responder's side: keeps its receive queues full where the operation takes receives, and gives its device time until `stop`.
-/// Messages that took a receive.
-pub fn respond(
-    end: &mut End,
-    op: Op,
-    size: usize,
-    ready: impl FnOnce(),
-    stop: &AtomicBool,
-) -> Result<u64> {
-    if !op.takes_receives() {
-        ready();
-        while !stop.load(Ordering::Relaxed) {
-            if end.threaded {
-                // The process has nothing to do: the processor is the device's.
-                std::thread::sleep(Duration::from_millis(1));
-            } else {
-                end.poll();
-            }
-        }
-        return Ok(0);
-    }
-    let mut places = Places::new(size.max(64));
-    let mut refill = |end: &mut End, n: usize| {
-        let sge = end.mr.sge(places.take(), size);
-        end.qps[n].write_recv(n as u64, &[sge]).is_ok()
-    };
-    for n in 0..end.qps.len() {
-        while refill(end, n) {}
-        end.qps[n].publish_recvs();
-    }
-    ready();
-    let mut messages = 0;
-    // Queue pairs with receives that the device does not know of yet.
-    let mut written = vec![false; end.qps.len()];
-    while !stop.load(Ordering::Relaxed) {
-        end.poll();
-        let before = messages;
-        while let Some(cqe) = end.cq.poll() {
-            check(&cqe)?;
-            messages += 1;
-            let n = cqe.wr_id as usize;
-            end.qps[n].retire(&cqe);
-            written[n] |= refill(end, n);
-        }
-        if messages == before {
-            continue;
-        }
-        for (n, written) in written.iter_mut().enumerate() {
-            if std::mem::take(written) {
-                end.qps[n].publish_recvs();
-            }
-        }
-    }
-    Ok(messages)
 }

@@ -1,12 +1,15 @@
 //! No VM: two processes, each a whole device with engine and TCP fabric, driven by the software driver as fast as a provider would.
 
 mod bandwidth;
+pub mod control;
 mod cost;
 pub mod drive;
 pub mod end;
+mod fairness;
 mod latency;
 pub mod peer;
 pub mod process;
+mod respond;
 pub mod rig;
 mod targets;
 pub mod tcp;
@@ -29,5 +32,7 @@ pub fn run(options: &Options) -> Result<bool> {
     report.add(&latency::table(options))?;
     report.add(&threads::table(options))?;
     report.add(&cost::table(options))?;
+    report.add(&fairness::table(options))?;
+    report.add(&control::table(options))?;
     Ok(report.finish())
 }

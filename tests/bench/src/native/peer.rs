@@ -11,9 +11,10 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 
-use super::drive::{self, Op};
-use super::end::{Card, End, Shape, losses};
+use super::drive::Op;
+use super::end::{Card, End, Shape, losses, transfers};
 use super::process::{Meter, Usage, pin};
+use super::respond::respond;
 use super::tcp::{self, Reception};
 
 /// Name of the suite that is the other process.
@@ -22,9 +23,9 @@ pub const SUITE: &str = "native-peer";
 /// What the other process is told.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Order {
-    /// Make an end. Answered by [`Answer::Opened`].
+    /// Make ends. Answered by [`Answer::Opened`].
     Open(Shape),
-    /// Connect it. Answered by [`Answer::Done`].
+    /// Connect them. Answered by [`Answer::Done`].
     Connect(Card),
     /// Take messages of an operation and a size, counting system calls or not. Answered by [`Answer::Ready`], and after [`Order::Stop`] by [`Answer::Served`].
     Serve(Op, usize, bool),
@@ -39,8 +40,8 @@ pub enum Order {
 /// What the other process says.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Answer {
-    /// Where the fabric listens, and what to connect to.
-    Opened(SocketAddr, Card),
+    /// For each end where its fabric listens, and what to connect to.
+    Opened(Vec<(SocketAddr, Card)>),
     /// Done.
     Done,
     /// It may begin.
@@ -172,50 +173,63 @@ fn say(answer: &Answer) {
 pub fn run() -> Result<()> {
     let inbox = Inbox::start();
     let (listener, address) = tcp::listen()?;
-    let mut end: Option<End> = None;
+    let mut ends: Vec<End> = Vec::new();
     loop {
-        let order = match inbox.orders.recv_timeout(Duration::from_millis(1)) {
+        let order = match inbox.orders.recv_timeout(Duration::from_millis(5)) {
             Ok(order) => order,
             Err(RecvTimeoutError::Timeout) => {
-                // Keeps the link alive.
-                end.as_ref().map(End::poll);
+                // Keeps links alive.
+                for end in &ends {
+                    end.poll();
+                }
                 continue;
             }
             Err(RecvTimeoutError::Disconnected) => return Ok(()),
         };
-        carry_out(order, &inbox, &mut end, (&listener, address))?;
+        carry_out(order, &inbox, &mut ends, (&listener, address))?;
     }
 }
 
 fn carry_out(
     order: Order,
     inbox: &Inbox,
-    place: &mut Option<End>,
+    ends: &mut Vec<End>,
     (listener, address): (&TcpListener, SocketAddr),
 ) -> Result<()> {
     match order {
         Order::Open(shape) => {
             pin(shape.thread.is_none().then_some(1));
-            let end = place.insert(End::new(1, &[], &shape)?);
-            say(&Answer::Opened(end.address, end.card()));
+            for number in 1..=shape.peers {
+                ends.push(End::responder(number as u8, &shape)?);
+            }
+            let cards = ends.iter().map(|end| (end.address, end.card()));
+            say(&Answer::Opened(cards.collect()));
         }
         Order::Connect(far) => {
-            let end = place.as_ref().context("no end yet")?;
-            end.connect(&far);
+            let count = far.qpns.len() / ends.len();
+            for (n, end) in ends.iter().enumerate() {
+                end.connect(0, &far, n * count, count);
+            }
             say(&Answer::Done);
         }
         Order::Serve(op, size, count_calls) => {
-            let end = place.as_mut().context("no end yet")?;
             inbox.stop.store(false, Ordering::Release);
             let mut meter = None;
+            let calls = |ends: &[End]| ends.iter().map(|end| transfers(&end.stats)).sum::<u64>();
+            let before = calls(ends);
             let ready = || {
                 say(&Answer::Ready);
                 meter = Some(Meter::start(count_calls));
             };
-            drive::respond(end, op, size, ready, &inbox.stop)?;
+            respond(ends, op, size, ready, &inbox.stop)?;
+            // A look at the counters allocates.
+            let usage = meter.as_mut().map(Meter::usage).unwrap_or_default();
             say(&Answer::Served(Served {
-                usage: meter.as_mut().map(Meter::usage).unwrap_or_default(),
-                losses: losses(&end.stats),
+                usage: Usage {
+                    transfers: calls(ends) - before,
+                    ..usage
+                },
+                losses: ends.iter().flat_map(|end| losses(&end.stats)).collect(),
             }));
         }
         Order::Sink(reception) => {

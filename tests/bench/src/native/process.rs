@@ -55,6 +55,8 @@ pub struct Usage {
     pub allocations: u64,
     /// System calls of this thread, where they were counted.
     pub calls: Option<u64>,
+    /// Of them, those that sent or received, by the program's own count.
+    pub transfers: u64,
 }
 
 impl Add for Usage {
@@ -64,6 +66,7 @@ impl Add for Usage {
             processor: self.processor + other.processor,
             allocations: self.allocations + other.allocations,
             calls: self.calls.zip(other.calls).map(|(a, b)| a + b),
+            transfers: self.transfers + other.transfers,
         }
     }
 }
@@ -97,6 +100,7 @@ impl Meter {
         Usage {
             processor: processor_time() - self.processor,
             allocations: (allocations() - self.allocations) as u64,
+            transfers: 0,
             // What reads the counter is a call itself.
             calls: calls.map(|calls| calls.saturating_sub(1)),
         }

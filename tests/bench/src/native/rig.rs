@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 
 use super::drive::{Load, Places, Requester};
-use super::end::{Card, End, FOOTPRINT, Shape, losses};
+use super::end::{Card, End, FOOTPRINT, Shape, losses, transfers};
 use super::peer::{Answer, Order, Peer};
 use super::process::{Meter, Usage, pin};
 use super::tcp::{self, Reception, Way};
@@ -25,6 +25,8 @@ pub struct Stream {
     pub allocations: f64,
     /// System calls of a message, of both processes, where they were counted.
     pub calls: Option<f64>,
+    /// Of them, those that sent or received.
+    pub transfers: f64,
 }
 
 impl Stream {
@@ -44,6 +46,7 @@ impl Stream {
             processor: usage.processor.as_secs_f64() / gib,
             allocations: usage.allocations as f64 / total,
             calls: usage.calls.map(|calls| calls as f64 / total),
+            transfers: usage.transfers as f64 / total,
         }
     }
 }
@@ -81,7 +84,7 @@ const TIMES: usize = 1 << 20;
 /// This process's end and the other process.
 pub struct Rig {
     end: End,
-    far: Card,
+    far: Vec<Card>,
     peer: Peer,
     times: Vec<u64>,
     /// System calls are counted from now on, which makes them slower.
@@ -103,11 +106,15 @@ impl Rig {
         pin(None);
         let mut peer = Peer::start()?;
         pin(shape.thread.is_none().then_some(0));
-        let Answer::Opened(address, far) = peer.ask(&Order::Open(*shape))? else {
+        let Answer::Opened(opened) = peer.ask(&Order::Open(*shape))? else {
             bail!("an answer out of turn");
         };
-        let end = End::new(0, &[address], shape)?;
-        end.connect(&far);
+        let (addresses, far): (Vec<_>, Vec<_>) = opened.into_iter().unzip();
+        let end = End::requester(&addresses, shape)?;
+        let count = shape.qps as usize;
+        for (n, card) in far.iter().enumerate() {
+            end.connect(n * count, card, 0, count);
+        }
         let Answer::Done = peer.ask(&Order::Connect(end.card()))? else {
             bail!("an answer out of turn");
         };
@@ -118,7 +125,7 @@ impl Rig {
             times: Vec::with_capacity(TIMES),
             count_calls: false,
         };
-        rig.wait_for_link()?;
+        rig.wait_for_links()?;
         Ok(rig)
     }
 
@@ -127,41 +134,44 @@ impl Rig {
         &mut self.end
     }
 
-    fn wait_for_link(&self) -> Result<()> {
+    /// Waits until there is a link with each peer.
+    fn wait_for_links(&self) -> Result<()> {
         let begun = Instant::now();
-        while !self
-            .end
-            .stats
-            .snapshot()
-            .peers
-            .values()
-            .any(|peer| peer.links_up > 0)
-        {
+        loop {
+            let peers = self.end.stats.snapshot().peers;
+            if peers.values().filter(|peer| peer.links_up > 0).count() >= self.far.len() {
+                return Ok(());
+            }
             self.end.poll();
             if begun.elapsed() > Duration::from_secs(10) {
-                bail!("the fabric's link does not come up");
+                bail!("the fabric's links do not come up");
             }
         }
-        Ok(())
     }
 
-    /// Runs a load while the other end serves it; refused if a counter moved that must not.
+    /// Runs something while the other end serves the messages of a load; refused if a counter moved that must not.
     fn load<T>(
         &mut self,
-        load: Load,
+        load: &Load,
         run: impl FnOnce(&mut Requester<'_>, &mut Vec<u64>) -> Result<T>,
     ) -> Result<(T, Usage)> {
         let order = Order::Serve(load.op, load.size, self.count_calls);
         let Answer::Ready = self.peer.ask(&order)? else {
             bail!("an answer out of turn");
         };
-        let mut meter = Meter::start(self.count_calls);
         self.times.clear();
+        let before = transfers(&self.end.stats);
+        let mut meter = Meter::start(self.count_calls);
         let done = run(
-            &mut Requester::new(&mut self.end, &self.far, load),
+            &mut Requester::new(&mut self.end, &self.far),
             &mut self.times,
         );
+        // A look at the counters allocates.
         let usage = meter.usage();
+        let usage = Usage {
+            transfers: transfers(&self.end.stats) - before,
+            ..usage
+        };
         let Answer::Served(served) = self.peer.ask(&Order::Stop)? else {
             bail!("an answer out of turn");
         };
@@ -181,18 +191,39 @@ impl Rig {
 
     /// Keeps the queues filled for a time.
     pub fn stream(&mut self, load: Load, time: Duration) -> Result<Stream> {
-        let (moved, usage) =
-            self.load(load, |requester, _| requester.stream(warm_up(time), time))?;
+        let (moved, usage) = self.load(&load, |requester, _| {
+            requester.stream(load, warm_up(time), time)
+        })?;
         let counted = (moved.messages as f64, moved.elapsed);
         Ok(Stream::new(load.size, counted, moved.total as f64, usage))
     }
 
-    /// One message after the other.
-    pub fn latency(&mut self, load: Load, time: Duration) -> Result<Latency> {
-        self.load(load, |requester, times| {
-            requester.one_by_one(warm_up(time), time, times)
+    /// One message after the other, on the first queue pair, all others idle or kept filled with another load.
+    pub fn latency(&mut self, load: Load, beside: Option<Load>, time: Duration) -> Result<Latency> {
+        self.load(&beside.unwrap_or(load), |requester, times| {
+            requester.one_by_one(load, beside, (warm_up(time), time), times)
         })?;
         self.latencies()
+    }
+
+    /// Keeps the queues filled for a time. Messages of each queue pair.
+    pub fn shares(&mut self, load: Load, time: Duration) -> Result<Vec<u64>> {
+        let before = self.counts();
+        self.load(&load, |requester, _| {
+            requester.stream(load, warm_up(time), time)
+        })?;
+        let after = self.counts();
+        Ok(after
+            .iter()
+            .zip(before)
+            .map(|(after, before)| after - before)
+            .collect())
+    }
+
+    fn counts(&self) -> Vec<u64> {
+        let qps = self.end.stats.snapshot().qps;
+        let count = |qpn| qps.get(qpn).map_or(0, |qp| qp.tx_messages);
+        self.end.qps.iter().map(|qp| count(&qp.qpn)).collect()
     }
 
     fn latencies(&mut self) -> Result<Latency> {
@@ -224,8 +255,11 @@ impl Rig {
             bail!("an answer out of turn");
         };
         let mut meter = Meter::start(self.count_calls);
-        tcp::source(address, call, warm_up(time) + time, way.nodelay)?;
-        let usage = meter.usage();
+        let transfers = tcp::source(address, call, warm_up(time) + time, way.nodelay)?;
+        let usage = Usage {
+            transfers,
+            ..meter.usage()
+        };
         let Answer::Received(received) = self.peer.answer()? else {
             bail!("an answer out of turn");
         };

@@ -88,7 +88,7 @@ fn latency(options: &Options) -> Result<Row> {
     let results = interleaved(
         options.rounds,
         &mut [
-            Box::new(|| rig.borrow_mut().latency(load, time)),
+            Box::new(|| rig.borrow_mut().latency(load, None, time)),
             Box::new(|| rig.borrow_mut().ping_pong(8, 8, time)),
         ],
     )?;

@@ -106,7 +106,7 @@ pub fn sink(listener: &TcpListener, reception: &Reception) -> Result<Received> {
     let mut memory = vec![0; FOOTPRINT];
     let mut places = Places::new(size.max(65_536));
     let len = size.max(65_536);
-    let (mut bytes, mut total) = (0, 0);
+    let (mut bytes, mut total, mut reads) = (0, 0, 0);
     let mut from = None;
     let mut last = Instant::now();
     let begun = last;
@@ -119,6 +119,7 @@ pub fn sink(listener: &TcpListener, reception: &Reception) -> Result<Received> {
             break;
         }
         total += count as u64;
+        reads += 1;
         if from.is_some() {
             bytes += count as u64;
             last = now;
@@ -136,22 +137,27 @@ pub fn sink(listener: &TcpListener, reception: &Reception) -> Result<Received> {
         bytes,
         elapsed: last - from,
         total,
-        usage: meter.usage(),
+        usage: Usage {
+            transfers: reads,
+            ..meter.usage()
+        },
     })
 }
 
-/// Writes messages for a time, `call` bytes a call.
-pub fn source(address: SocketAddr, call: usize, time: Duration, nodelay: bool) -> Result<()> {
+/// Writes messages for a time, `call` bytes a call. Calls.
+pub fn source(address: SocketAddr, call: usize, time: Duration, nodelay: bool) -> Result<u64> {
     let mut stream = TcpStream::connect(address).context("connect")?;
     stream.set_nodelay(nodelay)?;
     let memory = vec![0x5a; FOOTPRINT];
     let mut places = Places::new(call);
     let begun = Instant::now();
+    let mut calls = 0;
     while begun.elapsed() < time {
         let at = places.take();
         stream.write_all(&memory[at..at + call]).context("write")?;
+        calls += 1;
     }
-    Ok(())
+    Ok(calls)
 }
 
 /// Reads what there is, spinning where the stream does not block.
