@@ -54,7 +54,7 @@ in_lab() { # LIMIT NAME OPTION...
 
 case $what in native | all)
     cargo build --quiet --release --package longarm-bench
-    suites native -- "$@"
+    suites native growth -- "$@"
     ;;
 esac
 case $what in guest | vmm | all)

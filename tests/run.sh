@@ -15,6 +15,7 @@ parts=(
     'unit         900 unit tests of every crate'
     'conformance  900 two devices, each fabric, driven natively by a software driver; hostile rings and peers'
     'fuzz         600 the fuzz targets build, and find nothing in a short run'
+    'bench        600 the benchmarks build, and each native suite gives figures in a run of seconds (no figure is judged)'
     'micro        300 micro-guests on /dev/kvm: PCI, MSI-X, doorbells'
     'driver      1200 the guest driver for both Debian kernels, W=1 and sparse, no warning'
     'provider    1200 the rdma-core provider, no warning'
@@ -34,6 +35,10 @@ part_conformance() {
 }
 part_fuzz() { tests/fuzz/run.sh "${LONGARM_FUZZ_SECONDS:-5}"; }
 part_micro() { cargo test --quiet --package vmm --test micro_guests -- --nocapture; }
+part_bench() {
+    cargo build --quiet --release --package longarm-bench && smoke native targets,write && smoke native write,64k,8qp,depth16 &&
+        smoke native fairness,read && smoke native cost,send,4k && smoke native control,qp && smoke growth qps && smoke growth peers
+}
 part_driver() {
     resources/image/build-driver.sh --suite trixie --check && resources/image/build-driver.sh --suite bookworm --check
 }
@@ -44,6 +49,9 @@ part_bookworm() { scenarios bookworm pingpong; }
 part_verbs_suite() { INCLUDE=python3-pyverbs scenarios trixie verbs-suite; }
 part_verbs_suite_bookworm() { INCLUDE=python3-pyverbs scenarios bookworm verbs-suite; }
 
+smoke() { # SUITE WORDS
+    "${CARGO_TARGET_DIR:-target}/release/longarm-bench" "$1" --only "$2" --seconds 0.01 --out target/bench/smoke
+}
 build_guest_side() { cargo build --quiet --release --workspace; }
 image() { resources/image/build.sh --suite "$1" ${INCLUDE:+--include "$INCLUDE"}; }
 
@@ -86,7 +94,7 @@ for part in "${parts[@]}"; do
         printf '%s\n' "$@" | grep -qx -- "$name" || continue
     fi
     log=$logs/$name.log start=$SECONDS
-    export -f "part_${name//-/_}" build_guest_side image scenarios in_lab
+    export -f "part_${name//-/_}" smoke build_guest_side image scenarios in_lab
     export tree
     # A session of its own, so that the time limit ends the whole part; it leaves nothing running.
     if setsid --wait timeout --kill-after=20 "$limit" bash -c "part_${name//-/_}" >"$log" 2>&1 </dev/null; then

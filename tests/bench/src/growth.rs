@@ -10,7 +10,7 @@ use conformance::node::{KERNEL, QpOptions};
 use conformance::side::{Connection, connect};
 use conformance::world::{Kind, Options as WorldOptions, World};
 
-use crate::native::control::{Layout, Registration, register};
+use crate::native::control::{Layout, Registration, register, world};
 use crate::native::drive::{Load, Op};
 use crate::native::end::{FOOTPRINT, Shape};
 use crate::native::process::pin;
@@ -272,13 +272,7 @@ fn registrations(options: &Options) -> Table {
     table.case(options, &["growth", "reg_mr"], || {
         pin(Some(0));
         let largest = REGIONS[REGIONS.len() - 1] as usize;
-        let world = World::with(
-            Kind::Loopback,
-            &WorldOptions {
-                pages: 2 * (largest / PAGE) + 4096,
-                ..Default::default()
-            },
-        );
+        let world = world(2 * (largest / PAGE) + 4096);
         let node = world.a();
         let pd = node.create_pd(KERNEL).expect("a PD");
         let mut rows = Vec::new();
@@ -291,16 +285,26 @@ fn registrations(options: &Options) -> Table {
                 subjects.push(Box::new(move || Ok(register(node, pd, len, layout))));
             }
             let results = interleaved(options.rounds, &mut subjects)?;
-            type Part = fn(&Registration) -> f64;
-            let parts: [(&str, &str, Part); 3] = [
-                ("register (us)", "us", |t| t.register.as_secs_f64() * 1e6),
-                ("deregister (us)", "us", |t| {
+            type Part = fn(&Registration, f64) -> f64;
+            let parts: [(&str, &str, Part); 4] = [
+                ("register (us)", "us", |t, _| t.register.as_secs_f64() * 1e6),
+                ("register, each page (ns)", "ns", |t, pages| {
+                    t.register.as_secs_f64() * 1e9 / pages
+                }),
+                ("deregister (us)", "us", |t, _| {
                     t.deregister.as_secs_f64() * 1e6
                 }),
-                ("memory (bytes)", "bytes", |t| t.bytes as f64),
+                ("memory (bytes)", "bytes", |t, _| t.bytes as f64),
             ];
             for (case, unit, part) in parts {
-                let samples: Vec<Samples> = results.iter().map(|r| Samples::of(r, part)).collect();
+                let samples: Vec<Samples> = results
+                    .iter()
+                    .zip(REGIONS)
+                    .map(|(rounds, len)| {
+                        let pages = len as f64 / PAGE as f64;
+                        Samples::of(rounds, |took| part(took, pages))
+                    })
+                    .collect();
                 for (n, ours) in samples.iter().enumerate() {
                     let row = Row::measured(format!("{case}, {how}"), ours, unit).size(REGIONS[n]);
                     rows.push(row.against("the least", ours, &samples[0]));

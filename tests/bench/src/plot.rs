@@ -1,6 +1,5 @@
 //! A plot of a table, as SVG: values over sizes or numbers of queue pairs on log axes, or bars of ratios.
 
-use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::Path;
 
@@ -11,8 +10,8 @@ use plotters::prelude::*;
 use crate::options::size_label;
 use crate::table::{Axis, Row, Table};
 
-/// Colours that people with any colour vision tell apart (Okabe and Ito).
-const COLOURS: [RGBColor; 7] = [
+/// Colours that people with any colour vision tell apart (Okabe and Ito, and a few of Tol's).
+const COLOURS: [RGBColor; 10] = [
     RGBColor(0, 114, 178),
     RGBColor(213, 94, 0),
     RGBColor(0, 158, 115),
@@ -20,12 +19,18 @@ const COLOURS: [RGBColor; 7] = [
     RGBColor(86, 180, 233),
     RGBColor(230, 159, 0),
     RGBColor(120, 94, 40),
+    RGBColor(51, 34, 136),
+    RGBColor(136, 34, 85),
+    RGBColor(17, 119, 51),
 ];
 const WIDTH: u32 = 1100;
 const FONT: &str = "sans-serif";
 
 /// Figures of one case over the axis.
 type Series = Vec<(f64, f64)>;
+
+/// Series with their names, in the order of the table.
+type AllSeries = Vec<(String, Series)>;
 
 /// Draws a table into a file. A table with nothing to draw leaves no file.
 pub fn draw(table: &Table, path: &Path) -> Result<()> {
@@ -41,11 +46,8 @@ pub fn draw(table: &Table, path: &Path) -> Result<()> {
 type Drawn = Result<(), Box<dyn std::error::Error>>;
 
 /// The table's own series and those of its references, by name.
-fn series(
-    table: &Table,
-    x: impl Fn(&Row) -> Option<f64>,
-) -> (BTreeMap<String, Series>, BTreeMap<String, Series>) {
-    let (mut own, mut references) = (BTreeMap::new(), BTreeMap::new());
+fn series(table: &Table, x: impl Fn(&Row) -> Option<f64>) -> (AllSeries, AllSeries) {
+    let (mut own, mut references) = (AllSeries::new(), AllSeries::new());
     let varied = |part: fn(&Row) -> Option<u32>| {
         let first = table.rows.first().map(part);
         table.rows.iter().any(|row| Some(part(row)) != first)
@@ -60,8 +62,13 @@ fn series(
         if let Some(depth) = row.depth.filter(|_| depth_varied) {
             name += &format!(", depth {depth}");
         }
-        let add = |all: &mut BTreeMap<String, Series>, name: String, y: f64| {
-            let points = all.entry(name).or_default();
+        let add = |all: &mut AllSeries, name: String, y: f64| {
+            let place = all.iter().position(|(known, _)| *known == name);
+            let place = place.unwrap_or_else(|| {
+                all.push((name, Series::new()));
+                all.len() - 1
+            });
+            let points = &mut all[place].1;
             // A figure has a row for each of its references, a reference one for each figure: the first one is drawn.
             if y > 0.0 && points.iter().all(|point| point.0 != x) {
                 points.push((x, y));
@@ -72,7 +79,7 @@ fn series(
             add(&mut references, reference.name.clone(), reference.value);
         }
     }
-    for points in own.values_mut().chain(references.values_mut()) {
+    for (_, points) in own.iter_mut().chain(&mut references) {
         points.sort_by(|a, b| a.0.total_cmp(&b.0));
     }
     (own, references)
@@ -100,7 +107,7 @@ fn value_label(value: &f64) -> String {
 
 fn lines(table: &Table, path: &Path, x: impl Fn(&Row) -> Option<f64>) -> Drawn {
     let (own, references) = series(table, x);
-    let points = || own.values().chain(references.values()).flatten();
+    let points = || own.iter().chain(&references).flat_map(|(_, points)| points);
     if points().next().is_none() {
         return Ok(());
     }
@@ -112,6 +119,7 @@ fn lines(table: &Table, path: &Path, x: impl Fn(&Row) -> Option<f64>) -> Drawn {
     area.fill(&WHITE)?;
     let (plot, legend) = area.split_horizontally(WIDTH - 260);
     let mut units: Vec<&str> = table.rows.iter().map(|row| row.unit).collect();
+    units.sort_unstable();
     units.dedup();
     let under = if table.axis == Axis::Size {
         "bytes"
@@ -145,7 +153,7 @@ fn lines(table: &Table, path: &Path, x: impl Fn(&Row) -> Option<f64>) -> Drawn {
         entries.push((name, style));
     }
     for (n, (name, points)) in references.iter().enumerate() {
-        let style = BLACK.mix(0.75 - 0.2 * (n % 3) as f64).stroke_width(2);
+        let style = BLACK.mix(0.8 - 0.2 * (n % 4) as f64).stroke_width(2);
         chart.draw_series(DashedLineSeries::new(points.iter().copied(), 6, 4, style))?;
         entries.push((name, style));
     }
@@ -174,7 +182,7 @@ fn bars(table: &Table, path: &Path) -> Drawn {
     let area = SVGBackend::new(path, (WIDTH, height)).into_drawing_area();
     area.fill(&WHITE)?;
     let ratios = span(rows.iter().map(|row| row.2).chain([1.0]), 1.3);
-    let (names, plot) = area.split_horizontally(470);
+    let (names, plot) = area.split_horizontally(520);
     let last = rows.len() as f64;
     let mut chart = ChartBuilder::on(&plot)
         .caption(&table.title, (FONT, 15))
@@ -197,13 +205,16 @@ fn bars(table: &Table, path: &Path) -> Drawn {
         chart.draw_series([PathElement::new(vec![(1.0, top), (1.0, top - 1.0)], BLACK)])?;
         let (_, y) = chart.backend_coord(&(1.0, top - 0.5));
         let mut name = row.case.clone();
-        for (value, what) in [(row.qps, "QP"), (row.depth, "deep")] {
-            name += &value.map_or(String::new(), |n| format!(", {n} {what}"));
+        if let Some(size) = row.size {
+            name += &format!(", {}", size_label(size));
         }
-        let size = row
-            .size
-            .map_or(String::new(), |n| format!(" {}", size_label(n)));
-        let text = format!("{name}{size}, of {reference}: {ratio:.2}");
+        if let Some(qps) = row.qps {
+            name += &format!(", {qps} QP");
+        }
+        if let Some(depth) = row.depth {
+            name += &format!(", depth {depth}");
+        }
+        let text = format!("{name}; of {reference}: {ratio:.2}");
         names.draw(&Text::new(text, (10, y - 7), (FONT, 13)))?;
     }
     area.present()?;
@@ -256,7 +267,7 @@ mod tests {
         );
         table.push(Row::new("lonely", 1.0, "s"));
         let text = drawn(&table);
-        assert!(text.contains("WRITE 64k, of tcp: 0.90"), "{text}");
+        assert!(text.contains("WRITE, 64k; of tcp: 0.90"), "{text}");
         assert!(!text.contains("lonely"));
     }
 }

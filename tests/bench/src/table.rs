@@ -111,8 +111,11 @@ impl Row {
         Row { depth, ..self }
     }
 
-    /// Against samples of the same rounds.
+    /// Against samples of the same rounds. A reference of 0 is none.
     pub fn against(self, name: &str, ours: &Samples, reference: &Samples) -> Row {
+        if reference.median() == 0.0 {
+            return self;
+        }
         self.reference(name, reference.median(), ours.ratio(reference))
     }
 

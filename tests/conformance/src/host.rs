@@ -16,25 +16,28 @@ use vmm_sys_util::eventfd::EventFd;
 
 use crate::doorbell::Doorbells;
 use crate::events::Events;
-use crate::memory::{GuestMemory, PAGE};
+use crate::memory::GuestMemory;
 
 /// The platform's translation: DMA addresses lie [`crate::memory::DMA_OFFSET`] above physical ones.
-pub struct OffsetDma(pub Arc<GuestMemory>);
+pub struct OffsetDma {
+    /// The memory.
+    pub memory: Arc<GuestMemory>,
+    /// What is translated comes in pieces that end at multiples of this many bytes.
+    pub piece: u64,
+}
 
 impl DmaSpace for OffsetDma {
     fn translate(&self, dma: u64, len: u64, out: &mut Vec<Segment>) -> bool {
-        let Some(physical) = self.0.dma_to_physical(dma, len) else {
+        let Some(physical) = self.memory.dma_to_physical(dma, len) else {
             return false;
         };
         if len == 0 {
             return true;
         }
-        // Cut at every 16th page: nobody may take one DMA range for one host range.
-        let piece = (16 * PAGE) as u64;
         let (mut at, end) = (physical, physical + len);
         while at < end {
-            let next = (at / piece + 1).saturating_mul(piece).min(end);
-            let Ok(base) = self.0.ram().get_host_address(GuestAddress(at)) else {
+            let next = (at / self.piece + 1).saturating_mul(self.piece).min(end);
+            let Ok(base) = self.memory.ram().get_host_address(GuestAddress(at)) else {
                 return false;
             };
             out.push(Segment {

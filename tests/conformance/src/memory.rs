@@ -9,7 +9,7 @@ use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap};
 
 /// Bytes of a page.
 pub const PAGE: usize = 4096;
-/// Where the second region starts, as in a PC with a hole below 4 GiB.
+/// Where the second region starts, as in a PC with a hole below 4 GiB, unless the first one reaches that far.
 const HIGH: u64 = 4 << 30;
 /// A DMA address is the physical address plus this. Far outside any physical address in use, so a device that takes one for the other
 /// finds nothing there.
@@ -24,6 +24,8 @@ pub struct GuestMemory {
     /// Our own mapping of all pages in one row, apart from the one that the device gets.
     base: *mut u8,
     pages: usize,
+    /// Where the second region starts.
+    high: u64,
     used: Mutex<Used>,
 }
 
@@ -50,6 +52,7 @@ impl GuestMemory {
             "an even number of pages"
         );
         let len = pages * PAGE;
+        let high = HIGH.max(len as u64);
         // SAFETY: the name is a C string; the call has no other preconditions.
         let fd = check(
             unsafe { libc::memfd_create(c"guest".as_ptr(), libc::MFD_CLOEXEC) }.into(),
@@ -62,7 +65,7 @@ impl GuestMemory {
             |n: u64| FileOffset::new(file.try_clone().expect("a descriptor"), n * len as u64 / 2);
         let ram = GuestMemoryMmap::from_ranges_with_files([
             (GuestAddress(0), len / 2, Some(region(0))),
-            (GuestAddress(HIGH), len / 2, Some(region(1))),
+            (GuestAddress(high), len / 2, Some(region(1))),
         ])
         .expect("guest RAM");
         let base = map(&file, len, 0, None);
@@ -71,6 +74,7 @@ impl GuestMemory {
             file,
             base,
             pages,
+            high,
             used: Mutex::new(Used {
                 map: vec![false; pages],
                 next: 0,
@@ -98,7 +102,7 @@ impl GuestMemory {
         if page < half {
             (page * PAGE) as u64
         } else {
-            HIGH + ((page - half) * PAGE) as u64
+            self.high + ((page - half) * PAGE) as u64
         }
     }
 
@@ -112,7 +116,7 @@ impl GuestMemory {
         let physical = dma.checked_sub(DMA_OFFSET)?;
         let end = physical.checked_add(len)?;
         let half = (self.len() / 2) as u64;
-        (end <= half || (physical >= HIGH && end <= HIGH + half)).then_some(physical)
+        (end <= half || (physical >= self.high && end <= self.high + half)).then_some(physical)
     }
 
     /// A DMA address just past the last page.

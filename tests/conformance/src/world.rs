@@ -15,7 +15,7 @@ use devices::rdma::stats::Stats;
 use crate::doorbell::Doorbells;
 use crate::events::Events;
 use crate::host::{Host, OffsetDma, Sink};
-use crate::memory::GuestMemory;
+use crate::memory::{GuestMemory, PAGE};
 use crate::node::Node;
 use crate::watchdog::Watchdog;
 
@@ -41,6 +41,8 @@ pub struct Options {
     pub limits: Limits,
     /// Features negotiated.
     pub features: u64,
+    /// The platform's translation gives pieces that end at multiples of this many bytes ([`OffsetDma`]).
+    pub dma_piece: u64,
 }
 
 impl Default for Options {
@@ -51,6 +53,8 @@ impl Default for Options {
             threads: None,
             limits: Limits::default(),
             features: DeviceConfig::FEATURES,
+            // Every 16th page: nobody may take one DMA range for one host range.
+            dma_piece: (16 * PAGE) as u64,
         }
     }
 }
@@ -81,7 +85,10 @@ pub fn node(n: u8, fabric: Box<dyn Fabric>, stats: Arc<Stats>, options: &Options
         limits: options.limits.clone(),
         features: options.features,
     };
-    let dma = Arc::new(OffsetDma(memory.clone()));
+    let dma = Arc::new(OffsetDma {
+        memory: memory.clone(),
+        piece: options.dma_piece,
+    });
     let device = RdmaDevice::with_stats(config, dma, fabric, Box::new(Sink(events.clone())), stats);
     let host = match options.threads {
         None => Host::stepped(device, bells.clone()),

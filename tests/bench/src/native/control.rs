@@ -32,9 +32,11 @@ pub fn table(options: &Options) -> Table {
     table
 }
 
-fn world(pages: usize) -> World {
+/// Two devices, linked, whose guests have so many pages.
+pub fn world(pages: usize) -> World {
     let options = WorldOptions {
         pages,
+        dma_piece: u64::MAX,
         ..Default::default()
     };
     World::with(Kind::Tcp, &options)

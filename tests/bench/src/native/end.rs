@@ -118,6 +118,7 @@ impl End {
         let (fabric, stats, address) = world::tcp_fabric(peers);
         let options = world::Options {
             pages: shape.pages(),
+            dma_piece: u64::MAX,
             threads: shape.thread,
             ..Default::default()
         };

@@ -161,11 +161,9 @@ impl Rig {
         };
         self.times.clear();
         let before = transfers(&self.end.stats);
+        let mut requester = Requester::new(&mut self.end, &self.far);
         let mut meter = Meter::start(self.count_calls);
-        let done = run(
-            &mut Requester::new(&mut self.end, &self.far),
-            &mut self.times,
-        );
+        let done = run(&mut requester, &mut self.times);
         // A look at the counters allocates.
         let usage = meter.usage();
         let usage = Usage {
