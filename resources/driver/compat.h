@@ -16,8 +16,12 @@
 
 #if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 11, 0)
 
-/* create_cq is given the whole attribute bundle, none for a kernel CQ. */
+/*
+ * create_cq and reg_user_mr_dmabuf are given the whole attribute bundle, none
+ * for a kernel CQ.
+ */
 typedef struct uverbs_attr_bundle vrdma_cq_udata;
+typedef struct uverbs_attr_bundle vrdma_dmabuf_udata;
 
 static inline struct ib_udata *vrdma_cq_udata_get(vrdma_cq_udata *attrs)
 {
@@ -48,6 +52,7 @@ static inline int vrdma_find_vqs(struct virtio_device *vdev, unsigned int nvqs,
 #else
 
 typedef struct ib_udata vrdma_cq_udata;
+typedef struct ib_udata vrdma_dmabuf_udata;
 
 static inline struct ib_udata *vrdma_cq_udata_get(vrdma_cq_udata *udata)
 {

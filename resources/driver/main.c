@@ -47,7 +47,9 @@ static const struct ib_device_ops vrdma_ops = {
 	.query_port = vrdma_query_port,
 	.query_qp = vrdma_query_qp,
 	.reg_user_mr = vrdma_reg_user_mr,
+	.reg_user_mr_dmabuf = vrdma_reg_user_mr_dmabuf,
 	.req_notify_cq = vrdma_req_notify_cq,
+	.rereg_user_mr = vrdma_rereg_user_mr,
 
 	INIT_RDMA_OBJ_SIZE(ib_cq, vrdma_cq, ibcq),
 	INIT_RDMA_OBJ_SIZE(ib_pd, vrdma_pd, ibpd),
@@ -58,6 +60,18 @@ static const struct ib_device_ops vrdma_ops = {
 /* Without these the core offers the device to processes only. */
 static const struct ib_device_ops vrdma_dma_mr_ops = {
 	.get_dma_mr = vrdma_get_dma_mr,
+};
+
+static const struct ib_device_ops vrdma_frwr_ops = {
+	.alloc_mr = vrdma_alloc_mr,
+	.map_mr_sg = vrdma_map_mr_sg,
+};
+
+static const struct ib_device_ops vrdma_mw_ops = {
+	.alloc_mw = vrdma_alloc_mw,
+	.dealloc_mw = vrdma_dealloc_mw,
+
+	INIT_RDMA_OBJ_SIZE(ib_mw, vrdma_mw, ibmw),
 };
 
 /* The pages from 1 on are mapped by processes; page 0 is the kernel's own. */
@@ -175,6 +189,10 @@ static int vrdma_register(struct vrdma_dev *dev)
 	ib_set_device_ops(ibdev, &vrdma_ops);
 	if (vrdma_has(dev, VIRTIO_RDMA_F_DMA_MR))
 		ib_set_device_ops(ibdev, &vrdma_dma_mr_ops);
+	if (vrdma_has(dev, VIRTIO_RDMA_F_FRWR))
+		ib_set_device_ops(ibdev, &vrdma_frwr_ops);
+	if (vrdma_has(dev, VIRTIO_RDMA_F_MW))
+		ib_set_device_ops(ibdev, &vrdma_mw_ops);
 
 	vrdma_netdev_pair(dev);
 	err = ib_register_device(ibdev, "vrdma%d", dev->dma_dev);
@@ -298,6 +316,8 @@ MODULE_DEVICE_TABLE(virtio, vrdma_ids);
 
 static const unsigned int vrdma_features[] = {
 	VIRTIO_RDMA_F_ATOMICS,
+	VIRTIO_RDMA_F_FRWR,
+	VIRTIO_RDMA_F_MW,
 	VIRTIO_RDMA_F_USER_DOORBELL,
 	VIRTIO_RDMA_F_DMA_MR,
 };

@@ -56,6 +56,7 @@ static int vrdma_mr_first(struct vrdma_mr_list *list)
 	keys = list->cmd->reply_body;
 	list->lkey = le32_to_cpu(keys->lkey);
 	list->registered = true;
+	list->mr->handle = list->lkey;
 	list->mr->ibmr.lkey = list->lkey;
 	list->mr->ibmr.rkey = le32_to_cpu(keys->rkey);
 	return 0;
@@ -191,85 +192,178 @@ static int vrdma_mr_register(struct vrdma_dev *dev, struct vrdma_pd *pd,
 	return err;
 }
 
+static int vrdma_mr_check(struct vrdma_dev *dev, u64 length, int access)
+{
+	if (access & ~(VIRTIO_RDMA_ACCESS_ALL | IB_ACCESS_OPTIONAL))
+		return -EOPNOTSUPP;
+	if (length > le64_to_cpu(dev->attr.max_mr_size))
+		return -EINVAL;
+	return 0;
+}
+
+/* A new region of a process, over pinned memory that it takes over. */
+static struct vrdma_mr *vrdma_mr_create(struct vrdma_dev *dev,
+					struct vrdma_pd *pd,
+					struct ib_umem *umem, u64 length,
+					u64 virt, int access)
+{
+	struct vrdma_mr *mr;
+	int err;
+
+	mr = kzalloc(sizeof(*mr), GFP_KERNEL);
+	if (!mr) {
+		ib_umem_release(umem);
+		return ERR_PTR(-ENOMEM);
+	}
+	mr->context = pd->context;
+	mr->umem = umem;
+	mr->access = access;
+	err = vrdma_mr_register(dev, pd, mr, length, virt, access);
+	if (err) {
+		ib_umem_release(umem);
+		kfree(mr);
+		return ERR_PTR(err);
+	}
+	return mr;
+}
+
+static struct vrdma_mr *vrdma_mr_pin(struct vrdma_dev *dev, struct vrdma_pd *pd,
+				     u64 start, u64 length, u64 virt,
+				     int access)
+{
+	struct ib_umem *umem = NULL;
+
+	if (length) {
+		umem = ib_umem_get(&dev->ibdev, start, length, access);
+		if (IS_ERR(umem))
+			return ERR_CAST(umem);
+	}
+	return vrdma_mr_create(dev, pd, umem, length, virt, access);
+}
+
 struct ib_mr *vrdma_reg_user_mr(struct ib_pd *ibpd, u64 start, u64 length,
 				u64 virt, int access, struct ib_udata *udata)
 {
 	struct vrdma_dev *dev = to_vdev(ibpd->device);
-	struct vrdma_pd *pd = to_vpd(ibpd);
 	struct vrdma_mr *mr;
 	int err;
 
-	access &= ~IB_ACCESS_OPTIONAL;
-	if (access & ~VIRTIO_RDMA_ACCESS_ALL)
-		return ERR_PTR(-EOPNOTSUPP);
-	if (length > le64_to_cpu(dev->attr.max_mr_size))
-		return ERR_PTR(-EINVAL);
-
-	mr = kzalloc(sizeof(*mr), GFP_KERNEL);
-	if (!mr)
-		return ERR_PTR(-ENOMEM);
-	mr->context = pd->context;
-
-	if (length) {
-		mr->umem = ib_umem_get(&dev->ibdev, start, length, access);
-		if (IS_ERR(mr->umem)) {
-			err = PTR_ERR(mr->umem);
-			goto err_free;
-		}
-	}
-	err = vrdma_mr_register(dev, pd, mr, length, virt, access);
+	err = vrdma_mr_check(dev, length, access);
 	if (err)
-		goto err_umem;
-	return &mr->ibmr;
-
-err_umem:
-	ib_umem_release(mr->umem);
-err_free:
-	kfree(mr);
-	return ERR_PTR(err);
+		return ERR_PTR(err);
+	mr = vrdma_mr_pin(dev, to_vpd(ibpd), start, length, virt,
+			  access & ~IB_ACCESS_OPTIONAL);
+	return IS_ERR(mr) ? ERR_CAST(mr) : &mr->ibmr;
 }
 
 /*
- * All DMA addresses that the device may use, for kernel users: each protection
- * domain of the kernel has one, and no process ever gets its key.
+ * Memory of another driver, pinned where it is: the device cannot follow when
+ * it moves. The list begins at the page of the first byte.
  */
-struct ib_mr *vrdma_get_dma_mr(struct ib_pd *ibpd, int access)
+struct ib_mr *vrdma_reg_user_mr_dmabuf(struct ib_pd *ibpd, u64 offset,
+				       u64 length, u64 virt, int fd, int access,
+				       vrdma_dmabuf_udata *udata)
 {
 	struct vrdma_dev *dev = to_vdev(ibpd->device);
-	struct virtio_rdma_reg_mr body = {
-		.pd = cpu_to_le32(to_vpd(ibpd)->pdn),
-		.access = cpu_to_le32(access & VIRTIO_RDMA_ACCESS_ALL),
-		.flags = VIRTIO_RDMA_MR_DMA,
-	};
-	struct virtio_rdma_mr_keys keys;
+	struct ib_umem_dmabuf *dmabuf;
 	struct vrdma_mr *mr;
 	int err;
 
-	mr = kzalloc(sizeof(*mr), GFP_KERNEL);
-	if (!mr)
-		return ERR_PTR(-ENOMEM);
-	mr->context = VIRTIO_RDMA_KERNEL_CONTEXT;
-	err = vrdma_exec(dev, mr->context, VIRTIO_RDMA_CMD_REG_MR,
-			 &body, sizeof(body), &keys, sizeof(keys));
+	err = vrdma_mr_check(dev, length, access);
+	if (err)
+		return ERR_PTR(err);
+	access &= ~IB_ACCESS_OPTIONAL;
+	dmabuf = ib_umem_dmabuf_get_pinned(&dev->ibdev, offset, length, fd,
+					   access);
+	if (IS_ERR(dmabuf))
+		return ERR_CAST(dmabuf);
+	dmabuf->umem.iova = dmabuf->umem.address;
+	mr = vrdma_mr_create(dev, to_vpd(ibpd), &dmabuf->umem, length, virt,
+			     access);
+	return IS_ERR(mr) ? ERR_CAST(mr) : &mr->ibmr;
+}
+
+/*
+ * Other memory goes into a region of its own first, whose place in the device
+ * then becomes that of the old one: what fails has changed nothing.
+ */
+struct ib_mr *vrdma_rereg_user_mr(struct ib_mr *ibmr, int flags, u64 start,
+				  u64 length, u64 virt, int access,
+				  struct ib_pd *ibpd, struct ib_udata *udata)
+{
+	struct vrdma_dev *dev = to_vdev(ibmr->device);
+	struct vrdma_mr *mr = to_vmr(ibmr);
+	struct virtio_rdma_rereg_mr body = { .lkey = cpu_to_le32(mr->handle) };
+	struct vrdma_mr *source = NULL;
+	u32 change = 0;
+	int err;
+
+	if (flags & ~IB_MR_REREG_SUPPORTED)
+		return ERR_PTR(-EOPNOTSUPP);
+	if (!(flags & IB_MR_REREG_ACCESS))
+		access = mr->access;
+	if (!(flags & IB_MR_REREG_TRANS))
+		length = 0;
+	err = vrdma_mr_check(dev, length, access);
+	if (err)
+		return ERR_PTR(err);
+	access &= ~IB_ACCESS_OPTIONAL;
+
+	if (!(flags & IB_MR_REREG_TRANS) && mr->umem &&
+	    ib_access_writable(access) && !mr->umem->writable) {
+		/* It was pinned for reading; of another process it stays so. */
+		if (mr->umem->is_dmabuf || mr->umem->owning_mm != current->mm)
+			return ERR_PTR(-EOPNOTSUPP);
+		start = mr->umem->address;
+		length = mr->umem->length;
+		virt = ibmr->iova;
+		flags |= IB_MR_REREG_TRANS;
+	}
+	if (flags & IB_MR_REREG_TRANS) {
+		source = vrdma_mr_pin(dev, to_vpd(ibmr->pd), start, length,
+				      virt, access);
+		if (IS_ERR(source))
+			return ERR_CAST(source);
+		body.source = cpu_to_le32(source->handle);
+		change |= VIRTIO_RDMA_REREG_TRANSLATION;
+	}
+	if (flags & IB_MR_REREG_PD) {
+		body.pd = cpu_to_le32(to_vpd(ibpd)->pdn);
+		change |= VIRTIO_RDMA_REREG_PD;
+	}
+	if (flags & IB_MR_REREG_ACCESS) {
+		body.access = cpu_to_le32(access);
+		change |= VIRTIO_RDMA_REREG_ACCESS;
+	}
+	body.flags = cpu_to_le32(change);
+	err = vrdma_exec(dev, mr->context, VIRTIO_RDMA_CMD_REREG_MR,
+			 &body, sizeof(body), NULL, 0);
 	if (err) {
-		kfree(mr);
+		if (source && vrdma_dereg_mr(&source->ibmr, NULL))
+			vrdma_fail(dev, "it does not end a new memory region");
 		return ERR_PTR(err);
 	}
-	mr->ibmr.lkey = le32_to_cpu(keys.lkey);
-	mr->ibmr.rkey = le32_to_cpu(keys.rkey);
-	return &mr->ibmr;
+	mr->access = access;
+	if (source) {
+		ib_umem_release(mr->umem);
+		mr->umem = source->umem;
+		kfree(source);
+	}
+	return NULL;
 }
 
 int vrdma_dereg_mr(struct ib_mr *ibmr, struct ib_udata *udata)
 {
+	struct vrdma_dev *dev = to_vdev(ibmr->device);
 	struct vrdma_mr *mr = to_vmr(ibmr);
 	int err;
 
-	err = vrdma_exec_destroy(to_vdev(ibmr->device), mr->context,
-				 VIRTIO_RDMA_CMD_DEREG_MR, ibmr->lkey);
+	err = vrdma_exec_destroy(dev, mr->context,
+				 VIRTIO_RDMA_CMD_DEREG_MR, mr->handle);
 	if (err)
 		return err;
 	ib_umem_release(mr->umem);
+	vrdma_buf_free(dev, &mr->buf);
 	kfree(mr);
 	return 0;
 }

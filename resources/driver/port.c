@@ -94,6 +94,18 @@ int vrdma_query_device(struct ib_device *ibdev, struct ib_device_attr *attr,
 				 IB_DEVICE_PORT_ACTIVE_EVENT |
 				 IB_DEVICE_SYS_IMAGE_GUID |
 				 IB_DEVICE_RC_RNR_NAK_GEN;
+	if (vrdma_has(dev, VIRTIO_RDMA_F_FRWR)) {
+		/* What else that flag promises comes with FRWR and DMA_MR. */
+		if (vrdma_has(dev, VIRTIO_RDMA_F_DMA_MR))
+			attr->device_cap_flags |= IB_DEVICE_MEM_MGT_EXTENSIONS;
+		attr->max_fast_reg_page_list_len =
+			vrdma_cap(wire->max_fast_reg_pages, INT_MAX);
+	}
+	if (vrdma_has(dev, VIRTIO_RDMA_F_MW)) {
+		attr->device_cap_flags |= IB_DEVICE_MEM_WINDOW |
+					  IB_DEVICE_MEM_WINDOW_TYPE_2B;
+		attr->max_mw = vrdma_cap(wire->max_mw, INT_MAX);
+	}
 	attr->max_pd = vrdma_cap(wire->max_pd, INT_MAX);
 	attr->max_mr = vrdma_cap(wire->max_mr, INT_MAX);
 	attr->max_cq = vrdma_cap(wire->max_cq, INT_MAX);

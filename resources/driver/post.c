@@ -83,6 +83,12 @@ static int vrdma_fill_inline(struct virtio_rdma_send_wqe *wqe,
 	return 0;
 }
 
+static bool vrdma_invalidates(const struct vrdma_dev *dev)
+{
+	return vrdma_has(dev, VIRTIO_RDMA_F_FRWR) ||
+	       vrdma_has(dev, VIRTIO_RDMA_F_MW);
+}
+
 static int vrdma_fill_opcode(struct vrdma_dev *dev,
 			     struct virtio_rdma_send_wqe *wqe,
 			     const struct ib_send_wr *wr)
@@ -95,6 +101,22 @@ static int vrdma_fill_opcode(struct vrdma_dev *dev,
 	case IB_WR_SEND:
 		wqe->opcode = VIRTIO_RDMA_WQE_SEND;
 		return 0;
+	case IB_WR_SEND_WITH_INV:
+		if (!vrdma_invalidates(dev))
+			return -EINVAL;
+		wqe->inv_key = cpu_to_le32(wr->ex.invalidate_rkey);
+		wqe->opcode = VIRTIO_RDMA_WQE_SEND_INV;
+		return 0;
+	case IB_WR_LOCAL_INV:
+		if (!vrdma_invalidates(dev))
+			return -EINVAL;
+		wqe->inv_key = cpu_to_le32(wr->ex.invalidate_rkey);
+		wqe->opcode = VIRTIO_RDMA_WQE_LOCAL_INV;
+		return 0;
+	case IB_WR_REG_MR:
+		if (!vrdma_has(dev, VIRTIO_RDMA_F_FRWR))
+			return -EINVAL;
+		return vrdma_fill_reg(wqe, reg_wr(wr));
 	case IB_WR_RDMA_WRITE_WITH_IMM:
 		wqe->imm = wr->ex.imm_data;
 		wqe->opcode = VIRTIO_RDMA_WQE_WRITE_IMM;
@@ -145,10 +167,14 @@ static int vrdma_fill_send(struct vrdma_dev *dev, struct vrdma_qp *qp,
 	if (wr->send_flags & IB_SEND_FENCE)
 		wqe->flags |= VIRTIO_RDMA_WQE_FENCE;
 	if (wr->send_flags & IB_SEND_INLINE) {
-		if (wqe->opcode > VIRTIO_RDMA_WQE_SEND_IMM)
+		if (wqe->opcode > VIRTIO_RDMA_WQE_SEND_IMM &&
+		    wqe->opcode != VIRTIO_RDMA_WQE_SEND_INV)
 			return -EINVAL;
 		return vrdma_fill_inline(wqe, wr, qp->caps.inline_data);
 	}
+	if (wqe->opcode == VIRTIO_RDMA_WQE_LOCAL_INV ||
+	    wqe->opcode == VIRTIO_RDMA_WQE_REG_MR)
+		return 0;
 	wqe->num_sge = cpu_to_le16(wr->num_sge);
 	vrdma_fill_sges((struct virtio_rdma_sge *)(wqe + 1), wr->sg_list,
 			wr->num_sge);

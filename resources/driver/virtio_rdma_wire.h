@@ -58,12 +58,16 @@ enum virtio_rdma_opcode {
 	VIRTIO_RDMA_CMD_MR_APPEND	= 0x0041,
 	VIRTIO_RDMA_CMD_MR_COMMIT	= 0x0042,
 	VIRTIO_RDMA_CMD_DEREG_MR	= 0x0043,
+	VIRTIO_RDMA_CMD_REREG_MR	= 0x0044,
+	VIRTIO_RDMA_CMD_ALLOC_MR	= 0x0045,
 	VIRTIO_RDMA_CMD_CREATE_CQ	= 0x0050,
 	VIRTIO_RDMA_CMD_DESTROY_CQ	= 0x0051,
 	VIRTIO_RDMA_CMD_CREATE_QP	= 0x0060,
 	VIRTIO_RDMA_CMD_MODIFY_QP	= 0x0061,
 	VIRTIO_RDMA_CMD_QUERY_QP	= 0x0062,
 	VIRTIO_RDMA_CMD_DESTROY_QP	= 0x0063,
+	VIRTIO_RDMA_CMD_ALLOC_MW	= 0x0090,
+	VIRTIO_RDMA_CMD_DEALLOC_MW	= 0x0091,
 };
 
 enum virtio_rdma_status {
@@ -221,6 +225,41 @@ struct virtio_rdma_mr_keys {
 #define VIRTIO_RDMA_ACCESS_REMOTE_ATOMIC	0x08
 #define VIRTIO_RDMA_ACCESS_MW_BIND		0x10
 #define VIRTIO_RDMA_ACCESS_ALL			0x1f
+/* Of BIND_MW only. */
+#define VIRTIO_RDMA_ACCESS_ZERO_BASED		0x20
+
+/* Section 4.14 */
+struct virtio_rdma_alloc_mr {
+	__le32	pd;
+	__le32	max_entries;
+	__le64	buf_length;
+	__le32	page_shift;
+	__le32	num_pages;
+	__le64	buf_offset;
+	__le64	list_offset;
+	__le64	page[];
+};
+
+/* Section 4.15 */
+#define VIRTIO_RDMA_REREG_TRANSLATION	0x1
+#define VIRTIO_RDMA_REREG_PD		0x2
+#define VIRTIO_RDMA_REREG_ACCESS	0x4
+
+struct virtio_rdma_rereg_mr {
+	__le32	lkey;
+	__le32	flags;
+	__le32	pd;
+	__le32	access;
+	__le32	source;
+	__le32	reserved;
+};
+
+/* Section 4.16 */
+struct virtio_rdma_alloc_mw {
+	__le32	pd;
+	__u8	type;
+	__u8	reserved[3];
+};
 
 /* Section 4.6 */
 struct virtio_rdma_create_cq {
@@ -362,7 +401,10 @@ struct virtio_rdma_sge {
 	__le32	lkey;
 };
 
-/* SGEs, or the inline bytes, follow. */
+/*
+ * SGEs, or the inline bytes, follow. What REG_MR and BIND_MW have in these
+ * fields is in section 5.1.
+ */
 struct virtio_rdma_send_wqe {
 	__le64	wr_id;
 	__u8	opcode;
@@ -377,7 +419,9 @@ struct virtio_rdma_send_wqe {
 	__le64	remote_addr;
 	__le64	compare_add;
 	__le64	swap;
-	__u8	reserved[16];
+	__le32	num_pages;
+	__u8	page_shift;
+	__u8	reserved[11];
 };
 
 /* Section 6: SGEs follow. */

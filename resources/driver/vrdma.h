@@ -9,7 +9,9 @@
  * port.c      device, port, P_Key and GID queries; counters
  * ucontext.c  user contexts, doorbell mapping, protection domains
  * buf.c       memory of rings, user or kernel, as page lists
- * mr.c        memory regions
+ * mr.c        memory regions of processes
+ * frwr.c      memory regions of kernel users
+ * mw.c        memory windows
  * cq.c qp.c   completion queues, queue pairs
  * post.c      posting to queue pairs of kernel users
  */
@@ -119,12 +121,6 @@ struct vrdma_pd {
 	u32 context;
 };
 
-struct vrdma_mr {
-	struct ib_mr ibmr;
-	struct ib_umem *umem;
-	u32 context;
-};
-
 /* Memory of a ring: a pinned piece of a process, or coherent kernel memory. */
 struct vrdma_buf {
 	struct ib_umem *umem;
@@ -134,6 +130,26 @@ struct vrdma_buf {
 	unsigned long page_size;
 	u32 num_pages;
 	u32 offset;		/* of the buffer in its first page */
+};
+
+struct vrdma_mr {
+	struct ib_mr ibmr;
+	struct ib_umem *umem;
+	u32 context;
+	u32 handle;		/* by which commands name it */
+	int access;		/* of a process's */
+
+	/* Of a fast registration: its list, in memory of the device. */
+	struct vrdma_buf buf;
+	__le64 *list;
+	u32 max_pages;
+	u32 num_pages;
+};
+
+struct vrdma_mw {
+	struct ib_mw ibmw;
+	u32 context;
+	u32 handle;		/* by which commands name it */
 };
 
 struct vrdma_cq {
@@ -190,6 +206,7 @@ VRDMA_TO(to_vdev, vrdma_dev, ibdev, ib_device)
 VRDMA_TO(to_vucontext, vrdma_ucontext, ibucontext, ib_ucontext)
 VRDMA_TO(to_vpd, vrdma_pd, ibpd, ib_pd)
 VRDMA_TO(to_vmr, vrdma_mr, ibmr, ib_mr)
+VRDMA_TO(to_vmw, vrdma_mw, ibmw, ib_mw)
 VRDMA_TO(to_vcq, vrdma_cq, ibcq, ib_cq)
 VRDMA_TO(to_vqp, vrdma_qp, ibqp, ib_qp)
 
@@ -275,8 +292,26 @@ u32 vrdma_max_entries(const struct vrdma_dev *dev, size_t body, size_t entry);
 /* mr.c */
 struct ib_mr *vrdma_reg_user_mr(struct ib_pd *ibpd, u64 start, u64 length,
 				u64 virt, int access, struct ib_udata *udata);
-struct ib_mr *vrdma_get_dma_mr(struct ib_pd *ibpd, int access);
+struct ib_mr *vrdma_reg_user_mr_dmabuf(struct ib_pd *ibpd, u64 offset,
+				       u64 length, u64 virt, int fd, int access,
+				       vrdma_dmabuf_udata *udata);
+struct ib_mr *vrdma_rereg_user_mr(struct ib_mr *ibmr, int flags, u64 start,
+				  u64 length, u64 virt, int access,
+				  struct ib_pd *ibpd, struct ib_udata *udata);
 int vrdma_dereg_mr(struct ib_mr *ibmr, struct ib_udata *udata);
+
+/* frwr.c */
+struct ib_mr *vrdma_get_dma_mr(struct ib_pd *ibpd, int access);
+struct ib_mr *vrdma_alloc_mr(struct ib_pd *ibpd, enum ib_mr_type type,
+			     u32 max_num_sg);
+int vrdma_map_mr_sg(struct ib_mr *ibmr, struct scatterlist *sg, int sg_nents,
+		    unsigned int *sg_offset);
+int vrdma_fill_reg(struct virtio_rdma_send_wqe *wqe,
+		   const struct ib_reg_wr *wr);
+
+/* mw.c */
+int vrdma_alloc_mw(struct ib_mw *ibmw, struct ib_udata *udata);
+int vrdma_dealloc_mw(struct ib_mw *ibmw);
 
 /* cq.c */
 int vrdma_create_cq(struct ib_cq *ibcq, const struct ib_cq_init_attr *attr,

@@ -96,6 +96,40 @@ static struct ibv_mr *vrdma_reg_mr(struct ibv_pd *pd, void *addr,
 	return &mr->ibv_mr;
 }
 
+static struct ibv_mr *vrdma_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset,
+					  size_t length, uint64_t iova, int fd,
+					  int access)
+{
+	struct verbs_mr *mr;
+	int ret;
+
+	mr = calloc(1, sizeof(*mr));
+	if (!mr) {
+		errno = ENOMEM;
+		return NULL;
+	}
+	/* Older libraries do not know the last argument, and ignore it. */
+	ret = ibv_cmd_reg_dmabuf_mr(pd, offset, length, iova, fd, access, mr,
+				    NULL);
+	if (ret) {
+		free(mr);
+		errno = ret;
+		return NULL;
+	}
+	return &mr->ibv_mr;
+}
+
+static int vrdma_rereg_mr(struct verbs_mr *mr, int flags, struct ibv_pd *pd,
+			  void *addr, size_t length, int access)
+{
+	struct ib_uverbs_rereg_mr_resp resp;
+	struct ibv_rereg_mr cmd;
+
+	return ibv_cmd_rereg_mr(mr, flags, addr, length, (uintptr_t)addr,
+				access, pd, &cmd, sizeof(cmd), &resp,
+				sizeof(resp));
+}
+
 static int vrdma_dereg_mr(struct verbs_mr *mr)
 {
 	int ret;
@@ -108,10 +142,13 @@ static int vrdma_dereg_mr(struct verbs_mr *mr)
 }
 
 static const struct verbs_context_ops vrdma_context_ops = {
+	.alloc_mw = vrdma_alloc_mw,
 	.alloc_pd = vrdma_alloc_pd,
+	.bind_mw = vrdma_bind_mw,
 	.cq_event = vrdma_cq_event,
 	.create_cq = vrdma_create_cq,
 	.create_qp = vrdma_create_qp,
+	.dealloc_mw = vrdma_dealloc_mw,
 	.dealloc_pd = vrdma_dealloc_pd,
 	.dereg_mr = vrdma_dereg_mr,
 	.destroy_cq = vrdma_destroy_cq,
@@ -124,8 +161,10 @@ static const struct verbs_context_ops vrdma_context_ops = {
 	.query_device_ex = vrdma_query_device,
 	.query_port = vrdma_query_port,
 	.query_qp = vrdma_query_qp,
+	.reg_dmabuf_mr = vrdma_reg_dmabuf_mr,
 	.reg_mr = vrdma_reg_mr,
 	.req_notify_cq = vrdma_req_notify_cq,
+	.rereg_mr = vrdma_rereg_mr,
 };
 
 struct vrdma_get_context_resp {

@@ -98,6 +98,23 @@ static int vrdma_fill_opcode(const struct vrdma_qp *qp,
 	case IBV_WR_SEND:
 		wqe->opcode = VIRTIO_RDMA_WQE_SEND;
 		return 0;
+	case IBV_WR_SEND_WITH_INV:
+		if (!qp->invalidates)
+			return EINVAL;
+		wqe->inv_key = htole32(wr->invalidate_rkey);
+		wqe->opcode = VIRTIO_RDMA_WQE_SEND_INV;
+		return 0;
+	case IBV_WR_LOCAL_INV:
+		if (!qp->invalidates)
+			return EINVAL;
+		wqe->inv_key = htole32(wr->invalidate_rkey);
+		wqe->opcode = VIRTIO_RDMA_WQE_LOCAL_INV;
+		return 0;
+	case IBV_WR_BIND_MW:
+		if (!qp->windows)
+			return EINVAL;
+		vrdma_fill_bind(wqe, wr->bind_mw.rkey, &wr->bind_mw.bind_info);
+		return 0;
 	case IBV_WR_RDMA_WRITE_WITH_IMM:
 		wqe->imm = wr->imm_data;
 		wqe->opcode = VIRTIO_RDMA_WQE_WRITE_IMM;
@@ -149,10 +166,14 @@ static int vrdma_fill_send(const struct vrdma_qp *qp,
 		wqe->flags |= VIRTIO_RDMA_WQE_FENCE;
 	if (wr->send_flags & IBV_SEND_INLINE) {
 		/* What is read or swapped has to have a place to go. */
-		if (wqe->opcode > VIRTIO_RDMA_WQE_SEND_IMM)
+		if (wqe->opcode > VIRTIO_RDMA_WQE_SEND_IMM &&
+		    wqe->opcode != VIRTIO_RDMA_WQE_SEND_INV)
 			return EINVAL;
 		return vrdma_fill_inline(wqe, wr, qp->max_inline);
 	}
+	if (wqe->opcode == VIRTIO_RDMA_WQE_LOCAL_INV ||
+	    wqe->opcode == VIRTIO_RDMA_WQE_BIND_MW)
+		return 0;
 	wqe->num_sge = htole16(wr->num_sge);
 	vrdma_fill_sges((struct virtio_rdma_sge *)(wqe + 1), wr->sg_list,
 			wr->num_sge);

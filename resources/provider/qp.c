@@ -66,6 +66,9 @@ struct ibv_qp *vrdma_create_qp(struct ibv_pd *pd,
 	}
 	qp->doorbell = ctx->doorbell;
 	qp->atomics = ctx->features & (1U << VIRTIO_RDMA_F_ATOMICS);
+	qp->windows = ctx->features & (1U << VIRTIO_RDMA_F_MW);
+	qp->invalidates = qp->windows ||
+			  ctx->features & (1U << VIRTIO_RDMA_F_FRWR);
 	ret = vrdma_buf_alloc(&qp->buf, cmd.drv.layout.length);
 	if (ret)
 		goto err_free;

@@ -87,6 +87,8 @@ struct vrdma_qp {
 	struct vrdma_wq rq;
 	uint32_t max_inline;
 	bool atomics;
+	bool windows;
+	bool invalidates;
 	void *doorbell;
 	struct vrdma_buf buf;
 };
@@ -164,6 +166,14 @@ int vrdma_modify_qp(struct ibv_qp *ibv_qp, struct ibv_qp_attr *attr, int mask);
 int vrdma_query_qp(struct ibv_qp *ibv_qp, struct ibv_qp_attr *attr, int mask,
 		   struct ibv_qp_init_attr *init_attr);
 int vrdma_destroy_qp(struct ibv_qp *ibv_qp);
+
+/* mw.c */
+struct ibv_mw *vrdma_alloc_mw(struct ibv_pd *pd, enum ibv_mw_type type);
+int vrdma_dealloc_mw(struct ibv_mw *mw);
+int vrdma_bind_mw(struct ibv_qp *qp, struct ibv_mw *mw,
+		  struct ibv_mw_bind *bind);
+void vrdma_fill_bind(struct virtio_rdma_send_wqe *wqe, uint32_t rkey,
+		     const struct ibv_mw_bind_info *info);
 
 /* post.c */
 int vrdma_wq_init(struct vrdma_wq *wq, void *ring, uint32_t entries,

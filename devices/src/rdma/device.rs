@@ -33,6 +33,8 @@ impl DeviceConfig {
         | feature::UD
         | feature::SRQ
         | feature::ATOMICS
+        | feature::FRWR
+        | feature::MW
         | feature::USER_DOORBELL
         | feature::DMA_MR;
 

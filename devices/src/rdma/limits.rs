@@ -14,6 +14,10 @@ pub struct Limits {
     /// List entries (pages or extents) of all memory regions and queues together: bounds the host memory that registrations take, 16
     /// bytes for each, and twice that while a list comes in.
     pub mr_entries: u64,
+    /// Pages of a fast registration.
+    pub fast_reg_pages: u32,
+    /// Memory windows.
+    pub mws: u32,
     /// Completion queues.
     pub cqs: u32,
     /// Entries of a completion queue, a power of two.
@@ -58,6 +62,8 @@ impl Default for Limits {
             mrs: 65_536,
             mr_size: 1 << 40,
             mr_entries: 1 << 24,
+            fast_reg_pages: 1024,
+            mws: 65_536,
             cqs: 16_384,
             cqe: 131_072,
             qps: 16_384,
@@ -86,6 +92,8 @@ impl Limits {
             ("contexts", self.contexts, 1, 65_535),
             ("pds", self.pds, 1, 1 << 20),
             ("mrs", self.mrs, 1, 1 << 22),
+            ("fast_reg_pages", self.fast_reg_pages, 1, 1 << 16),
+            ("mws", self.mws, 1, 1 << 22),
             ("cqs", self.cqs, 1, 1 << 20),
             ("cqe", self.cqe, 1, 1 << 21),
             ("qps", self.qps, 1, 1 << 20),

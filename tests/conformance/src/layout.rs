@@ -22,19 +22,23 @@ pub mod command {
     pub const MR_APPEND: u16 = 0x0041;
     pub const MR_COMMIT: u16 = 0x0042;
     pub const DEREG_MR: u16 = 0x0043;
+    pub const REREG_MR: u16 = 0x0044;
+    pub const ALLOC_MR: u16 = 0x0045;
     pub const CREATE_CQ: u16 = 0x0050;
     pub const DESTROY_CQ: u16 = 0x0051;
     pub const CREATE_QP: u16 = 0x0060;
     pub const MODIFY_QP: u16 = 0x0061;
     pub const QUERY_QP: u16 = 0x0062;
     pub const DESTROY_QP: u16 = 0x0063;
+    pub const ALLOC_MW: u16 = 0x0090;
+    pub const DEALLOC_MW: u16 = 0x0091;
     pub const ATTACH_MCAST: u16 = 0x00a0;
     pub const DETACH_MCAST: u16 = 0x00a1;
     pub const CREATE_SRQ: u16 = 0x0070;
     pub const MODIFY_SRQ: u16 = 0x0071;
     pub const QUERY_SRQ: u16 = 0x0072;
     pub const DESTROY_SRQ: u16 = 0x0073;
-    pub const ALL: [u16; 25] = [
+    pub const ALL: [u16; 29] = [
         QUERY_DEVICE,
         QUERY_PORT,
         QUERY_COUNTERS,
@@ -48,6 +52,8 @@ pub mod command {
         MR_APPEND,
         MR_COMMIT,
         DEREG_MR,
+        REREG_MR,
+        ALLOC_MR,
         CREATE_CQ,
         DESTROY_CQ,
         CREATE_QP,
@@ -60,6 +66,8 @@ pub mod command {
         MODIFY_SRQ,
         QUERY_SRQ,
         DESTROY_SRQ,
+        ALLOC_MW,
+        DEALLOC_MW,
     ];
 }
 
@@ -120,6 +128,7 @@ pub mod access {
     pub const REMOTE_WRITE: u32 = 2;
     pub const REMOTE_READ: u32 = 4;
     pub const REMOTE_ATOMIC: u32 = 8;
+    pub const MW_BIND: u32 = 16;
     pub const ALL: u32 = LOCAL_WRITE | REMOTE_WRITE | REMOTE_READ | REMOTE_ATOMIC;
 }
 
@@ -198,6 +207,7 @@ pub mod wc {
     pub const LOC_QP_OP_ERR: u8 = 2;
     pub const LOC_PROT_ERR: u8 = 4;
     pub const WR_FLUSH_ERR: u8 = 5;
+    pub const MW_BIND_ERR: u8 = 6;
     pub const REM_INV_REQ_ERR: u8 = 9;
     pub const REM_ACCESS_ERR: u8 = 10;
     pub const REM_OP_ERR: u8 = 11;
@@ -215,6 +225,9 @@ pub mod wc_opcode {
     pub const RDMA_READ: u8 = 2;
     pub const COMP_SWAP: u8 = 3;
     pub const FETCH_ADD: u8 = 4;
+    pub const BIND_MW: u8 = 5;
+    pub const LOCAL_INV: u8 = 6;
+    pub const REG_MR: u8 = 7;
     pub const RECV: u8 = 128;
     pub const RECV_RDMA_WITH_IMM: u8 = 129;
 }
@@ -224,6 +237,7 @@ pub mod cqe_flag {
     #![allow(missing_docs, reason = "the names are those of the specification")]
     pub const GRH: u16 = 1;
     pub const WITH_IMM: u16 = 2;
+    pub const WITH_INV: u16 = 4;
     pub const SEND_QUEUE: u16 = 8;
     pub const ETHERNET: u16 = 16;
 }
@@ -323,6 +337,7 @@ pub struct DeviceLimits {
     pub max_contexts: u32,
     pub max_pd: u32,
     pub max_mr: u32,
+    pub max_mw: u32,
     pub max_cq: u32,
     pub max_cqe: u32,
     pub max_qp: u32,
@@ -341,6 +356,7 @@ pub struct DeviceLimits {
     pub max_gids: u32,
     pub max_pkeys: u32,
     pub max_msg_size: u32,
+    pub max_fast_reg_pages: u32,
     pub max_cmd_bytes: u32,
     pub max_sq_stride: u32,
 }
@@ -359,6 +375,7 @@ impl DeviceLimits {
             max_contexts: field(3),
             max_pd: field(4),
             max_mr: field(5),
+            max_mw: field(6),
             max_cq: field(7),
             max_cqe: field(8),
             max_qp: field(9),
@@ -377,6 +394,7 @@ impl DeviceLimits {
             max_gids: field(24),
             max_pkeys: field(25),
             max_msg_size: field(26),
+            max_fast_reg_pages: field(27),
             max_cmd_bytes: field(28),
             max_sq_stride: field(30),
         }
@@ -619,6 +637,8 @@ pub struct SendHeader {
     pub swap: u64,
     /// Of a datagram, in place of the last three.
     pub datagram: Option<DatagramAddress>,
+    pub num_pages: u32,
+    pub page_shift: u8,
 }
 
 /// Where a datagram goes (section 5).
@@ -652,6 +672,8 @@ impl SendHeader {
         out[24..32].copy_from_slice(&self.remote_addr.to_le_bytes());
         out[32..40].copy_from_slice(&self.compare_add.to_le_bytes());
         out[40..48].copy_from_slice(&self.swap.to_le_bytes());
+        out[48..52].copy_from_slice(&self.num_pages.to_le_bytes());
+        out[52] = self.page_shift;
         if let Some(to) = &self.datagram {
             out[24..28].copy_from_slice(&to.dest_qpn.to_le_bytes());
             out[28..32].copy_from_slice(&to.qkey.to_le_bytes());

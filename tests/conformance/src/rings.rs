@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 
 use crate::doorbell::Doorbells;
-use crate::layout::{Cqe, DatagramAddress, KICK_RQ, KICK_SQ, SendHeader, Sge, cqe_flag, wqe_flag};
+use crate::layout::{
+    Cqe, DatagramAddress, KICK_RQ, KICK_SQ, SendHeader, Sge, cqe_flag, send, wqe_flag,
+};
 use crate::memory::Buffer;
 use crate::node::Mr;
 
@@ -145,6 +147,8 @@ pub struct SendWr<'a> {
     pub swap: u64,
     /// Of a datagram.
     pub datagram: Option<DatagramAddress>,
+    pub num_pages: u32,
+    pub page_shift: u8,
 }
 
 impl<'a> SendWr<'a> {
@@ -155,6 +159,26 @@ impl<'a> SendWr<'a> {
             opcode,
             flags: wqe_flag::SIGNALED,
             ..Default::default()
+        }
+    }
+
+    /// Takes the bytes of a key away.
+    pub fn invalidate(wr_id: u64, key: u32) -> Self {
+        SendWr {
+            imm: key.to_le_bytes(),
+            ..SendWr::signaled(wr_id, send::LOCAL_INV)
+        }
+    }
+
+    /// Binds a window, whose key is to be `key`, to `len` bytes from `at` of a region.
+    pub fn bind(wr_id: u64, key: u32, region: &Mr, at: u64, len: u64, access: u32) -> Self {
+        SendWr {
+            imm: key.to_le_bytes(),
+            rkey: region.key,
+            remote_addr: region.iova + at,
+            compare_add: len,
+            swap: access.into(),
+            ..SendWr::signaled(wr_id, send::BIND_MW)
         }
     }
 
@@ -273,6 +297,8 @@ impl Qp {
             compare_add: wr.compare_add,
             swap: wr.swap,
             datagram: wr.datagram,
+            num_pages: wr.num_pages,
+            page_shift: wr.page_shift,
         }
         .encode();
         let room = self.sq_stride as usize - 64;

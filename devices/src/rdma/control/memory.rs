@@ -1,18 +1,19 @@
-//! Memory regions.
+//! Memory regions and windows.
 
 use zerocopy::IntoBytes;
 
-use super::{Control, Outcome, handle, whole, with_list};
-use crate::rdma::memory::{RegionEntry, RegionRequest};
+use super::{Control, Outcome, handle, put_handle, whole, with_list};
+use crate::rdma::memory::{Change, RegionEntry, RegionRequest, RingBuffer, WindowKind};
 use crate::rdma::objects::KERNEL;
 use crate::rdma::wire::{
-    ExtentEntry, KeysReply, Le32, Le64, MrAppendBody, RegMrBody, Status, feature, mr_flag,
+    AllocMrBody, AllocMwBody, ExtentEntry, KeysReply, Le32, Le64, MrAppendBody, RegMrBody,
+    ReregMrBody, Status, feature, mr_flag, rereg_flag,
 };
 
 /// Checks the list behind a body and gives it to `Memory`.
 macro_rules! append {
     ($control:ident, $context:ident, $key:expr, $body:ident, $head:ty, $extents:expr) => {{
-        let dma = $control.objects.dma();
+        let dma = $control.objects.dma.clone();
         if $extents {
             let (_, list) = with_list::<$head, ExtentEntry>($body, |head| head.num_entries.get())?;
             let mut entries = list.iter().map(|extent| RegionEntry {
@@ -108,7 +109,7 @@ impl Control<'_> {
         }
         let pd = head.pd.get();
         self.objects.check_pd(context, pd)?;
-        let dma = self.objects.dma();
+        let dma = self.objects.dma.clone();
         let access = head.access.get();
         let key = self.objects.memory.register_dma(dma, context, pd, access)?;
         self.objects.hold_pd(pd);
@@ -142,12 +143,96 @@ impl Control<'_> {
 
     pub(super) fn dereg_mr(&mut self, context: u32, body: &[u8], _: &mut Vec<u8>) -> Outcome {
         let key = handle(body)?;
-        let (owner, _) = self.objects.memory.owner(key)?;
-        if owner != context {
-            return Err(Status::Denied);
-        }
+        self.objects.memory.check_deregister(context, key)?;
         self.fabric.forget_memory();
         let pd = self.objects.memory.deregister(context, key)?;
+        self.objects.release_pd(pd);
+        Ok(())
+    }
+
+    pub(super) fn rereg_mr(&mut self, context: u32, body: &[u8], _: &mut Vec<u8>) -> Outcome {
+        let head: ReregMrBody = whole(body)?;
+        let flags = head.flags.get();
+        if flags & !rereg_flag::ALL != 0 || head.reserved.get() != 0 {
+            return Err(Status::Invalid);
+        }
+        let given = |flag, value: Le32| match (flags & flag != 0, value.get()) {
+            (true, value) => Ok(Some(value)),
+            (false, 0) => Ok(None),
+            (false, _) => Err(Status::Invalid),
+        };
+        let change = Change {
+            access: given(rereg_flag::ACCESS, head.access)?,
+            pd: given(rereg_flag::PD, head.pd)?,
+            source: given(rereg_flag::TRANSLATION, head.source)?,
+        };
+        if let Some(pd) = change.pd {
+            self.objects.check_pd(context, pd)?;
+        }
+        let key = head.lkey.get();
+        self.objects.memory.check_deregister(context, key)?;
+        self.fabric.forget_memory();
+        let (old, source) = self.objects.memory.change(context, key, &change)?;
+        if let Some(pd) = change.pd {
+            self.objects.hold_pd(pd);
+            self.objects.release_pd(old);
+        }
+        if let Some(pd) = source {
+            self.objects.release_pd(pd);
+        }
+        Ok(())
+    }
+
+    pub(super) fn alloc_mr(&mut self, context: u32, body: &[u8], reply: &mut Vec<u8>) -> Outcome {
+        self.need(feature::FRWR)?;
+        let (head, pages) = with_list::<AllocMrBody, Le64>(body, |head| head.num_pages.get())?;
+        let room = head.max_entries.get();
+        if room == 0 || room > self.config.limits.fast_reg_pages {
+            return Err(Status::Invalid);
+        }
+        let pd = head.pd.get();
+        self.objects.check_pd(context, pd)?;
+        let buffer = RingBuffer {
+            length: head.buf_length.get(),
+            page_shift: head.page_shift.get(),
+            offset: head.buf_offset.get(),
+        };
+        let memory = self.map(buffer, pages)?;
+        let offset = head.list_offset.get();
+        if !offset.is_multiple_of(8) || !memory.contains(offset, 8 * u64::from(room)) {
+            return Err(Status::Invalid);
+        }
+        let key = self
+            .objects
+            .memory
+            .alloc_fast(context, pd, memory, offset, room)?;
+        self.objects.hold_pd(pd);
+        put_keys(reply, key);
+        Ok(())
+    }
+
+    pub(super) fn alloc_mw(&mut self, context: u32, body: &[u8], reply: &mut Vec<u8>) -> Outcome {
+        self.need(feature::MW)?;
+        let head: AllocMwBody = whole(body)?;
+        let kind = match (head.kind, head.reserved) {
+            (1, [0, 0, 0]) => WindowKind::One,
+            (2, [0, 0, 0]) => WindowKind::Two,
+            _ => return Err(Status::Invalid),
+        };
+        let pd = head.pd.get();
+        self.objects.check_pd(context, pd)?;
+        let key = self.objects.memory.alloc_window(context, pd, kind)?;
+        self.objects.hold_pd(pd);
+        put_handle(reply, key);
+        Ok(())
+    }
+
+    pub(super) fn dealloc_mw(&mut self, context: u32, body: &[u8], _: &mut Vec<u8>) -> Outcome {
+        self.need(feature::MW)?;
+        let window = handle(body)?;
+        self.objects.memory.find_window(context, window)?;
+        self.fabric.forget_memory();
+        let pd = self.objects.memory.dealloc_window(context, window)?;
         self.objects.release_pd(pd);
         Ok(())
     }

@@ -79,6 +79,8 @@ fn lookup<'c>(opcode: u16) -> Option<Command<'c>> {
         opcode::MR_APPEND => Command::any(bytes::<0>, Control::mr_append),
         opcode::MR_COMMIT => Command::any(bytes::<0>, Control::mr_commit),
         opcode::DEREG_MR => Command::any(bytes::<0>, Control::dereg_mr),
+        opcode::REREG_MR => Command::any(bytes::<0>, Control::rereg_mr),
+        opcode::ALLOC_MR => Command::kernel(bytes::<8>, Control::alloc_mr),
         opcode::CREATE_CQ => Command::any(bytes::<8>, Control::create_cq),
         opcode::DESTROY_CQ => Command::any(bytes::<0>, Control::destroy_cq),
         opcode::CREATE_QP => Command::any(bytes::<8>, Control::create_qp),
@@ -91,6 +93,8 @@ fn lookup<'c>(opcode: u16) -> Option<Command<'c>> {
         opcode::MODIFY_SRQ => Command::any(bytes::<0>, Control::modify_srq),
         opcode::QUERY_SRQ => Command::any(bytes::<16>, Control::query_srq),
         opcode::DESTROY_SRQ => Command::any(bytes::<0>, Control::destroy_srq),
+        opcode::ALLOC_MW => Command::any(bytes::<8>, Control::alloc_mw),
+        opcode::DEALLOC_MW => Command::any(bytes::<0>, Control::dealloc_mw),
         _ => None,
     }
 }

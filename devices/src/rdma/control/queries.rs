@@ -54,6 +54,11 @@ impl Control<'_> {
             max_contexts: Le32::new(l.contexts),
             max_pd: Le32::new(l.pds),
             max_mr: Le32::new(l.mrs),
+            max_mw: Le32::new(if self.need(feature::MW).is_ok() {
+                l.mws
+            } else {
+                0
+            }),
             max_cq: Le32::new(l.cqs),
             max_cqe: Le32::new(l.cqe),
             max_qp: Le32::new(l.qps),
@@ -74,6 +79,10 @@ impl Control<'_> {
             max_gids: Le32::new(l.gids),
             max_pkeys: Le32::new(1),
             max_msg_size: Le32::new(l.msg_size),
+            max_fast_reg_pages: Le32::new(match self.need(feature::FRWR) {
+                Ok(()) => l.fast_reg_pages,
+                Err(_) => 0,
+            }),
             max_cmd_bytes: Le32::new(l.cmd_bytes),
             ack_delay: Le32::new(ACK_DELAY),
             max_sq_stride: Le32::new(l.sq_stride),

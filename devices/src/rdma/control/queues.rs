@@ -154,7 +154,7 @@ impl Control<'_> {
 
     pub(super) fn map(&self, buffer: RingBuffer, pages: &[Le64]) -> Result<RingMemory, Status> {
         let pages: Vec<u64> = pages.iter().map(|page| page.get()).collect();
-        RingMemory::map(&*self.objects.dma(), buffer, &pages)
+        RingMemory::map(&*self.objects.dma, buffer, &pages)
     }
 
     /// Checks sizes and strides of a QP's rings against limits and each other.

@@ -77,9 +77,8 @@ pub(super) fn step(qp: &mut Qp, env: &mut Env<'_>, fabric: &mut dyn Fabric) -> O
                     Ok(())
                 } else {
                     env.memory.resolve(
+                        &qp.asker(),
                         rkey,
-                        qp.pd,
-                        qp.context,
                         access::REMOTE_READ,
                         addr.wrapping_add(offset.into()),
                         n.into(),

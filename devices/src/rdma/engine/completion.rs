@@ -1,6 +1,7 @@
 //! CQEs of reliable connections.
 
 use super::Env;
+use super::local::Local;
 use super::transport::{Incoming, Message};
 use crate::rdma::fabric::frame::{flag, kind};
 use crate::rdma::objects::{Qp, ReceiveWqe};
@@ -18,6 +19,21 @@ fn opcode(send: u8) -> u8 {
         send_opcode::REG_MR => cqe_opcode::REG_MR,
         _ => cqe_opcode::SEND,
     }
+}
+
+/// Completes a work request that no peer hears of.
+pub(super) fn local(qp: &mut Qp, env: &mut Env<'_>, local: &Local, status: u8, vendor: u32) {
+    let cqe = Cqe {
+        wr_id: local.wr_id.into(),
+        status,
+        opcode: opcode(local.opcode),
+        flags: cqe_flag::SEND_QUEUE.into(),
+        qpn: qp.qpn.into(),
+        vendor_err: vendor.into(),
+        wqe_index: local.index.into(),
+        ..Cqe::default()
+    };
+    env.complete(qp.send_cq, &cqe, false);
 }
 
 /// Completes a message of the send queue.
@@ -51,6 +67,10 @@ pub(super) fn received(
     let mut imm = [0; 4];
     if incoming.flags & flag::IMM != 0 {
         flags |= cqe_flag::WITH_IMM;
+        imm = incoming.imm;
+    }
+    if incoming.flags & flag::INVALIDATE != 0 {
+        flags |= cqe_flag::WITH_INV;
         imm = incoming.imm;
     }
     let cqe = Cqe {

@@ -1,7 +1,7 @@
 //! The error state: every work request that is outstanding or posted later completes with WR_FLUSH_ERR, once.
 
 use super::requester::{self, Step};
-use super::{Env, completion};
+use super::{Env, completion, local};
 use crate::rdma::events::EventKind;
 use crate::rdma::objects::Qp;
 
@@ -31,7 +31,9 @@ pub(super) fn step_sends(qp: &mut Qp, env: &mut Env<'_>) -> Step {
 fn sends(qp: &mut Qp, env: &mut Env<'_>) -> bool {
     let mut done = 0;
     while done < ROUND {
-        if let Some(message) = requester::pop(&mut qp.transport.requester) {
+        if let Some(local) = local::pop(&mut qp.transport.requester) {
+            completion::flush_send(qp, env, local.wr_id, local.index, local.opcode);
+        } else if let Some(message) = requester::pop(&mut qp.transport.requester) {
             completion::flush_send(qp, env, message.wr_id, message.index, message.opcode);
         } else {
             let requester = &mut qp.transport.requester;

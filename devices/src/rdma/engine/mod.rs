@@ -9,6 +9,8 @@
 //! | [`retry`] | going back, waiting, asking, giving up |
 //! | [`uc`], [`ud`], [`unacked`] | unreliable connections, datagrams, what they share |
 //! | [`grh`] | the header before a datagram's data |
+//! | [`local`] | work requests that no peer hears of: registration, invalidation, windows |
+//! | [`deferred`] | receives that wait until the fabric has let go of what was invalidated |
 //! | [`flush`] | the error state |
 //! | [`scheduler`] | which QP has its turn; doorbells; going to sleep |
 //! | [`sink`] | frames to the QPs that they are for |
@@ -23,19 +25,21 @@ use std::time::Instant;
 use super::events::{EventKind, Events};
 use super::fabric::PeerId;
 use super::fabric::frame::FrameHeader;
-use super::memory::{Memory, Segment};
+use super::memory::{DmaSpace, Memory, Segment};
 use super::objects::{
     Cqs, GidTable, Objects, Qp, QpKind, QpState, ReceiveWqe, RingFault, Srqs, Taker,
 };
 use super::stats::Stats;
-use super::wire::{Cqe, feature, kick};
+use super::wire::{Cqe, kick};
 
 mod answers;
 mod completer;
 mod completion;
 mod control;
+mod deferred;
 mod flush;
 mod grh;
+mod local;
 mod requester;
 mod responder;
 mod retry;
@@ -82,6 +86,8 @@ struct Lists {
     timers: Timers,
     /// Frames for peers that belong to no QP, or no more.
     strays: VecDeque<(PeerId, FrameHeader)>,
+    /// Receives whose CQE waits for the fabric to let go of memory.
+    deferred: VecDeque<deferred::Deferred>,
     /// Work requests are about to be flushed whose memory the fabric may still be using.
     forget: bool,
 }
@@ -115,7 +121,8 @@ enum Owes {
 
 /// What a QP's state machines may touch beside the QP.
 struct Env<'a> {
-    memory: &'a Memory,
+    memory: &'a mut Memory,
+    dma: &'a dyn DmaSpace,
     gids: &'a GidTable,
     cqs: &'a mut Cqs,
     srqs: &'a mut Srqs,
@@ -124,8 +131,8 @@ struct Env<'a> {
     lists: &'a mut Lists,
     scratch: &'a mut Scratch,
     now: Instant,
-    /// Atomics were negotiated.
-    atomics: bool,
+    /// Features that were negotiated.
+    features: u64,
     max_msg_size: u32,
 }
 
@@ -139,7 +146,8 @@ impl Engine {
     ) -> Option<(&'a mut Qp, Env<'a>)> {
         let qp = objects.qps.get_mut(qpn)?;
         let env = Env {
-            memory: &objects.memory,
+            memory: &mut objects.memory,
+            dma: &*objects.dma,
             gids: &objects.gids,
             cqs: &mut objects.cqs,
             srqs: &mut objects.srqs,
@@ -148,7 +156,7 @@ impl Engine {
             lists: &mut self.lists,
             scratch: &mut self.scratch,
             now,
-            atomics: objects.features & feature::ATOMICS != 0,
+            features: objects.features,
             max_msg_size: objects.limits.msg_size,
         };
         Some((qp, env))
@@ -156,6 +164,11 @@ impl Engine {
 }
 
 impl Env<'_> {
+    /// Whether one of these features was negotiated.
+    fn has(&self, features: u64) -> bool {
+        self.features & features != 0
+    }
+
     /// Writes a CQE. False when the CQ takes no more; its QPs fail for that at the end of the round.
     fn complete(&mut self, cqn: u32, cqe: &Cqe, solicited: bool) -> bool {
         self.cqs.complete(cqn, cqe, solicited, self.events).is_ok()

@@ -4,12 +4,15 @@
 //! flight, so that its error comes after all earlier completions; nothing behind it is sent.
 
 use super::transport::{Message, Requester, Standing, Wait, before};
-use super::{Env, completion, retry, sge};
+use super::{Env, completion, local, retry, sge};
 use crate::rdma::events::EventKind;
 use crate::rdma::fabric::frame::{FrameHeader, MAX_PAYLOAD, flag, kind};
 use crate::rdma::fabric::{Fabric, SendError};
+use crate::rdma::memory::LOCAL_READ;
 use crate::rdma::objects::{Qp, QpKind, QpState};
-use crate::rdma::wire::{SendWqeHeader, access, cqe_status, send_flag, send_opcode, vendor_err};
+use crate::rdma::wire::{
+    SendWqeHeader, access, cqe_status, feature, send_flag, send_opcode, vendor_err,
+};
 
 /// Messages of one QP in flight.
 const MAX_IN_FLIGHT: usize = 256;
@@ -47,10 +50,14 @@ pub(super) fn step(qp: &mut Qp, env: &mut Env<'_>, fabric: &mut dyn Fabric) -> S
             break Step::Blocked;
         }
         if requester.position as usize == requester.messages.len() {
+            if !local::run(qp, env, fabric) {
+                break Step::Blocked;
+            }
             if qp.state != QpState::Rts {
                 break Step::Idle;
             }
-            if requester.halted || requester.messages.len() >= MAX_IN_FLIGHT {
+            let requester = &qp.transport.requester;
+            if requester.halted || requester.outstanding() >= MAX_IN_FLIGHT {
                 break Step::Blocked;
             }
             if requester.taken == requester.produced {
@@ -99,13 +106,17 @@ pub(super) fn take(qp: &mut Qp, env: &mut Env<'_>) {
     let requester = &mut qp.transport.requester;
     let index = requester.taken;
     requester.taken = index.wrapping_add(1);
+    let header = qp.sq.header(index);
+    if local::is_local(header.opcode) {
+        local::take(qp, env, &header, index);
+        return;
+    }
     if requester.messages.is_empty() {
         requester.since = Some(env.now);
     }
     let first_sge = requester
         .first_sge
         .wrapping_add(requester.sges.len() as u32);
-    let header = qp.sq.header(index);
     let mut message = Message {
         wr_id: header.wr_id.get(),
         index,
@@ -145,9 +156,12 @@ pub(super) fn check(
         send_opcode::WRITE | send_opcode::WRITE_IMM | send_opcode::SEND | send_opcode::SEND_IMM => {
             false
         }
+        send_opcode::SEND_INV if env.has(feature::FRWR | feature::MW) && qp.kind == QpKind::Rc => {
+            false
+        }
         send_opcode::READ if qp.kind == QpKind::Rc => true,
         send_opcode::CMP_AND_SWP | send_opcode::FETCH_AND_ADD
-            if env.atomics && qp.kind == QpKind::Rc =>
+            if env.has(feature::ATOMICS) && qp.kind == QpKind::Rc =>
         {
             true
         }
@@ -170,7 +184,11 @@ pub(super) fn check(
     if u32::from(num_sge) > qp.caps.max_send_sge {
         return Err(count_error);
     }
-    let needed = if reads { access::LOCAL_WRITE } else { 0 };
+    let needed = if reads {
+        access::LOCAL_WRITE
+    } else {
+        LOCAL_READ
+    };
     let kept = qp.transport.requester.sges.len();
     let mut length = 0_u64;
     for position in 0..num_sge {
@@ -264,10 +282,17 @@ fn transmit(qp: &mut Qp, env: &mut Env<'_>, fabric: &mut dyn Fabric) -> Result<u
             header.length = 16;
         }
         opcode => {
-            let sends = matches!(opcode, send_opcode::SEND | send_opcode::SEND_IMM);
+            let sends = matches!(
+                opcode,
+                send_opcode::SEND | send_opcode::SEND_IMM | send_opcode::SEND_INV
+            );
             header.kind = if sends { kind::SEND } else { kind::WRITE };
             if matches!(opcode, send_opcode::SEND_IMM | send_opcode::WRITE_IMM) {
                 header.flags |= flag::IMM;
+                header.imm = message.imm;
+            }
+            if opcode == send_opcode::SEND_INV {
+                header.flags |= flag::INVALIDATE;
                 header.imm = message.imm;
             }
             if message.flags & send_flag::SOLICITED != 0 {
@@ -289,7 +314,7 @@ fn transmit(qp: &mut Qp, env: &mut Env<'_>, fabric: &mut dyn Fabric) -> Result<u
                 env.memory,
                 qp,
                 &message,
-                0,
+                LOCAL_READ,
                 offset,
                 header.length,
                 &mut env.scratch.segments,
@@ -329,6 +354,11 @@ fn transmit(qp: &mut Qp, env: &mut Env<'_>, fabric: &mut dyn Fabric) -> Result<u
 /// Completes messages from the oldest on, as far as they are answered. A failed one takes the QP to ERR.
 pub(super) fn retire(qp: &mut Qp, env: &mut Env<'_>) {
     loop {
+        match local::retire(qp, env) {
+            Some(true) => continue,
+            Some(false) => return,
+            None => {}
+        }
         let requester = &mut qp.transport.requester;
         let Some(message) = requester.messages.front().copied() else {
             break;
@@ -356,7 +386,7 @@ pub(super) fn retire(qp: &mut Qp, env: &mut Env<'_>) {
             }
         }
     }
-    if qp.transport.requester.messages.is_empty() && qp.transport.requester.tell_drained {
+    if qp.transport.requester.outstanding() == 0 && qp.transport.requester.tell_drained {
         qp.transport.requester.tell_drained = false;
         env.raise(qp, EventKind::SqDrained);
     }

@@ -4,13 +4,13 @@
 //! in place. A request that is refused leaves a NAK to be sent and, unless it may come again, takes the QP to ERR.
 
 use super::transport::{Answer, Incoming, Refusal, before};
-use super::{Env, completion, sge};
+use super::{Env, deferred, sge};
 use crate::rdma::events::EventKind;
 use crate::rdma::fabric::Placement;
 use crate::rdma::fabric::frame::{FrameHeader, flag, kind, nak};
 use crate::rdma::memory::{Segment, access as guest};
-use crate::rdma::objects::{Qp, QpState, RingFault, Scope};
-use crate::rdma::wire::{access, cqe_status, vendor_err};
+use crate::rdma::objects::{Qp, QpKind, QpState, RingFault, Scope};
+use crate::rdma::wire::{access, cqe_status, feature, vendor_err};
 
 /// Why a request is not carried out.
 pub(super) enum Refuse {
@@ -123,8 +123,11 @@ pub(super) fn begin(qp: &mut Qp, env: &mut Env<'_>, header: &FrameHeader) -> Res
     }
     qp.transport.responder.incoming = None;
     let last = header.flags & flag::LAST != 0;
-    if header.msg_len > env.max_msg_size || header.flags & flag::INVALIDATE != 0 {
+    if header.msg_len > env.max_msg_size {
         return Err(INVALID);
+    }
+    if header.flags & flag::INVALIDATE != 0 {
+        check_invalidate(qp, env, header)?;
     }
     match header.kind {
         kind::SEND => begin_send(qp, env, header)?,
@@ -141,7 +144,7 @@ pub(super) fn begin(qp: &mut Qp, env: &mut Env<'_>, header: &FrameHeader) -> Res
             check_remote(qp, env, header, access::REMOTE_READ)?;
         }
         _ => {
-            if !last || !env.atomics || answers_full(qp) {
+            if !last || !env.has(feature::ATOMICS) || answers_full(qp) {
                 return Err(INVALID);
             }
             check_atomic(header)?;
@@ -160,6 +163,21 @@ pub(super) fn begin(qp: &mut Qp, env: &mut Env<'_>, header: &FrameHeader) -> Res
         offset: 0,
     });
     follows(qp, header)
+}
+
+/// Checks a key that the message invalidates, before a receive is taken for it.
+fn check_invalidate(qp: &Qp, env: &Env<'_>, header: &FrameHeader) -> Result<(), Refuse> {
+    if qp.kind != QpKind::Rc
+        || header.kind != kind::SEND
+        || header.flags & flag::IMM != 0
+        || !env.has(feature::FRWR | feature::MW)
+    {
+        return Err(INVALID);
+    }
+    let key = u32::from_le_bytes(header.imm);
+    env.memory
+        .check_invalidate(&qp.asker(), key, true)
+        .map_err(|_| ACCESS)
 }
 
 fn answers_full(qp: &Qp) -> bool {
@@ -186,9 +204,8 @@ fn check_remote(qp: &Qp, env: &Env<'_>, header: &FrameHeader, needed: u32) -> Re
     }
     env.memory
         .check(
+            &qp.asker(),
             header.rkey,
-            qp.pd,
-            qp.context,
             needed,
             header.addr,
             header.msg_len.into(),
@@ -254,7 +271,7 @@ fn begin_send(qp: &mut Qp, env: &mut Env<'_>, header: &FrameHeader) -> Result<()
 /// The receive that was taken completes with an error.
 fn fail_receive(qp: &mut Qp, env: &mut Env<'_>, status: u8, vendor: u32) {
     if let Some(receive) = qp.transport.responder.receive.take() {
-        completion::receive_failed(qp, env, &receive, status, vendor);
+        deferred::failed(qp, env, &receive, status, vendor);
     }
 }
 
@@ -328,9 +345,8 @@ pub(super) fn locate(
         kind::WRITE if length > 0 => env
             .memory
             .resolve(
+                &qp.asker(),
                 header.rkey,
-                qp.pd,
-                qp.context,
                 access::REMOTE_WRITE,
                 header.addr.wrapping_add(offset.into()),
                 length.into(),
@@ -369,9 +385,13 @@ pub(super) fn complete(qp: &mut Qp, env: &mut Env<'_>, header: &FrameHeader) {
             }
             let incoming = *incoming;
             let consumes = incoming.kind == kind::SEND || incoming.flags & flag::IMM != 0;
+            if incoming.flags & flag::INVALIDATE != 0 && !invalidate(qp, env, &incoming) {
+                return;
+            }
+            let responder = &mut qp.transport.responder;
             if consumes
                 && let Some(receive) = responder.receive.take()
-                && !completion::received(qp, env, &receive, &incoming)
+                && !deferred::received(qp, env, &receive, &incoming)
             {
                 refused(qp, env, Refuse::Fatal(nak::REMOTE_OPERATION, None));
                 return;
@@ -381,6 +401,29 @@ pub(super) fn complete(qp: &mut Qp, env: &mut Env<'_>, header: &FrameHeader) {
             env.owe(qp);
         }
     }
+}
+
+/// Carries out what a message that has come whole asks for. The receive's CQE waits for the fabric to let go of the memory. False when the key
+/// cannot be invalidated any more; then the connection ends.
+fn invalidate(qp: &mut Qp, env: &mut Env<'_>, incoming: &Incoming) -> bool {
+    let key = u32::from_le_bytes(incoming.imm);
+    match env.memory.invalidate(&qp.asker(), key, true) {
+        Ok(()) => {
+            qp.transport.responder.deferring = true;
+            true
+        }
+        Err(refusal) => {
+            fail_receive(qp, env, refusal.cqe_status(), refusal.vendor_err());
+            refused(qp, env, Refuse::Fatal(nak::REMOTE_ACCESS, None));
+            false
+        }
+    }
+}
+
+/// The CQE of a receive was not to be written: `seq` and all after it are not acknowledged.
+pub(super) fn not_completed(qp: &mut Qp, env: &mut Env<'_>, seq: u32) {
+    qp.transport.responder.expected = seq;
+    refused(qp, env, Refuse::Fatal(nak::REMOTE_OPERATION, None));
 }
 
 /// The expected message is done.
@@ -432,9 +475,8 @@ pub(super) fn atomic(qp: &mut Qp, env: &mut Env<'_>, header: &FrameHeader, data:
     let mut found = std::mem::take(&mut env.scratch.segments);
     found.clear();
     let resolved = env.memory.resolve(
+        &qp.asker(),
         header.rkey,
-        qp.pd,
-        qp.context,
         access::REMOTE_ATOMIC,
         header.addr,
         8,

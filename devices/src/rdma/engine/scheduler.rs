@@ -28,6 +28,7 @@ impl Engine {
         if std::mem::take(&mut self.routes_changed) {
             self.reroute(objects, fabric, now);
         }
+        self.settle(objects, fabric, now);
         let mut worked = self.expire(objects, fabric, now);
         // Neither answers nor requests may fill the fabric first in every round.
         self.requests_first = !self.requests_first;
@@ -221,8 +222,8 @@ fn waits_for_posts(qp: &Qp) -> bool {
                 && !requester.ask
                 && !qp.transport.full
         }
-        QpState::Sqe => requester.messages.is_empty(),
-        QpState::Err => requester.messages.is_empty() && qp.transport.responder.receive.is_none(),
+        QpState::Sqe => requester.outstanding() == 0,
+        QpState::Err => requester.outstanding() == 0 && qp.transport.responder.receive.is_none(),
         _ => true,
     }
 }

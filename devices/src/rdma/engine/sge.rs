@@ -16,9 +16,8 @@ pub(super) fn check(memory: &Memory, scope: Scope, one: &Sge, needed: u32) -> Re
     }
     memory
         .check(
+            &qp.asker(),
             one.lkey.get(),
-            scope.pd,
-            scope.context,
             needed,
             one.addr.get(),
             length.into(),
@@ -49,9 +48,8 @@ pub(super) fn resolve<'a>(
         let used = left.min(size - skip);
         memory
             .resolve(
+                &qp.asker(),
                 one.lkey.get(),
-                scope.pd,
-                scope.context,
                 needed,
                 // An address that wraps is outside of every region.
                 one.addr.get().wrapping_add(skip.into()),

@@ -5,6 +5,7 @@
 use std::collections::VecDeque;
 use std::time::Instant;
 
+use super::local::Local;
 use crate::rdma::fabric::PeerId;
 use crate::rdma::fabric::frame::{FrameHeader, kind};
 use crate::rdma::objects::{ReceiveWqe, Turn};
@@ -38,7 +39,7 @@ pub struct Transport {
 impl Transport {
     /// Whether the send queue still has messages that were begun: what QUERY_QP reports as draining in SQD.
     pub fn is_draining(&self) -> bool {
-        !self.requester.messages.is_empty()
+        self.requester.outstanding() > 0
     }
 }
 
@@ -95,6 +96,8 @@ pub(super) enum Wait {
 pub(super) struct Requester {
     /// Taken from the send queue and not complete, in order. The number of the first is `oldest`.
     pub messages: VecDeque<Message>,
+    /// Work requests that no peer hears of, in order; only the last may wait to be carried out.
+    pub locals: VecDeque<Local>,
     /// SGEs of `messages`, in order; the free-running index of the first is `first_sge`.
     pub sges: VecDeque<Sge>,
     pub first_sge: u32,
@@ -136,11 +139,17 @@ pub(super) struct Requester {
 const IDLE_ROOM: usize = 16;
 
 impl Requester {
+    /// Work requests that were taken and are not complete.
+    pub fn outstanding(&self) -> usize {
+        self.messages.len() + self.locals.len()
+    }
+
     /// Gives back the room of a burst; for a connection that goes cold.
     pub fn shrink(&mut self) {
         if self.messages.is_empty() && self.messages.capacity() > 4 * IDLE_ROOM {
             self.messages.shrink_to(IDLE_ROOM);
             self.sges.shrink_to(IDLE_ROOM);
+            self.locals.shrink_to(IDLE_ROOM);
         }
     }
 
@@ -234,6 +243,8 @@ pub(super) struct Responder {
     pub nak: Option<Refusal>,
     /// The requester was told to come again from `expected` on; what else comes meanwhile is dropped in silence.
     pub told: bool,
+    /// CQEs of its receives wait (`deferred`).
+    pub deferring: bool,
     /// COMM_EST was raised.
     pub established: bool,
 }

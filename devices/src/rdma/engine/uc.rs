@@ -5,10 +5,10 @@
 
 use super::requester::{self, Step};
 use super::transport::{Message, Standing};
-use super::{Env, completion, responder, sge, unacked};
+use super::{Env, completion, local, responder, sge, unacked};
 use crate::rdma::fabric::frame::{FrameHeader, MAX_PAYLOAD, flag, kind, nak};
 use crate::rdma::fabric::{Fabric, Placement, SendError};
-use crate::rdma::memory::Segment;
+use crate::rdma::memory::{LOCAL_READ, Segment};
 use crate::rdma::objects::{Qp, QpState};
 use crate::rdma::wire::{send_flag, send_opcode};
 
@@ -36,6 +36,10 @@ pub(super) fn step(qp: &mut Qp, env: &mut Env<'_>, fabric: &mut dyn Fabric) -> S
         let message = match qp.transport.requester.messages.front() {
             Some(message) => *message,
             None => {
+                let ran = local::run(qp, env, fabric);
+                if !ran || qp.transport.requester.halted {
+                    break Step::Worked;
+                }
                 if qp.state != QpState::Rts || unacked::next(qp, env).is_none() {
                     break Step::Idle;
                 }
@@ -134,8 +138,10 @@ fn transmit(qp: &mut Qp, env: &mut Env<'_>, fabric: &mut dyn Fabric, message: &M
     } else {
         env.scratch.segments.clear();
         let segments = &mut env.scratch.segments;
-        let (memory, length) = (env.memory, header.length);
-        if let Err(fault) = sge::resolve_message(memory, qp, message, 0, offset, length, segments) {
+        let (memory, length) = (&*env.memory, header.length);
+        if let Err(fault) =
+            sge::resolve_message(memory, qp, message, LOCAL_READ, offset, length, segments)
+        {
             return Sent::Failed(fault);
         }
         unacked::gather(env);

@@ -9,7 +9,7 @@ use super::transport::{Message, Standing};
 use super::{Env, completion, grh, sge, unacked};
 use crate::rdma::fabric::frame::{FrameHeader, GRH_LEN, MAX_DATAGRAM, flag, kind};
 use crate::rdma::fabric::{Fabric, PeerId};
-use crate::rdma::memory::access as guest;
+use crate::rdma::memory::{LOCAL_READ, access as guest};
 use crate::rdma::objects::{Qp, QpKind, QpState, Scope, is_multicast};
 use crate::rdma::wire::{
     Cqe, DatagramAddress, MULTICAST_QPN, QKEY_OWN, SendWqeHeader, VLAN_NONE, access, cqe_flag,
@@ -193,7 +193,7 @@ fn payload(
         env.memory,
         qp.scope(),
         sges,
-        0,
+        LOCAL_READ,
         0,
         message.length,
         &mut env.scratch.segments,

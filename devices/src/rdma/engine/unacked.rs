@@ -68,6 +68,11 @@ pub(super) fn done(qp: &mut Qp, env: &mut Env<'_>, message: &Message, sent: bool
 /// A message failed at home: what is behind it flushes, receives go on (SQE).
 pub(super) fn fail(qp: &mut Qp, env: &mut Env<'_>, message: &Message, (status, vendor): (u8, u32)) {
     completion::sent(qp, env, message, status, vendor);
+    stop(qp, env);
+}
+
+/// A work request failed at home.
+pub(super) fn stop(qp: &mut Qp, env: &mut Env<'_>) {
     if matches!(qp.state, QpState::Rts | QpState::Sqd) {
         qp.state = QpState::Sqe;
         qp.transport.requester.tell_drained = false;

@@ -25,7 +25,8 @@ pub(super) struct Extent {
     base: *mut u8,
 }
 
-/// How a region's bytes are found.
+/// How a region's bytes are found. Cheap to clone: a memory window has that of its region.
+#[derive(Clone)]
 pub(super) enum Layout {
     /// One stretch of host memory.
     Contiguous(*mut u8),
@@ -33,10 +34,10 @@ pub(super) enum Layout {
     Pages {
         shift: u8,
         offset: u64,
-        bases: Box<[*mut u8]>,
+        bases: Arc<[*mut u8]>,
     },
     /// Pieces of any length, sorted by where they start; the first starts at 0.
-    Extents(Box<[Extent]>),
+    Extents(Arc<[Extent]>),
     /// Addresses in the region are DMA addresses, looked up at every use.
     Dma(Arc<dyn DmaSpace>),
 }
@@ -153,11 +154,11 @@ impl Builder {
             return Layout::Contiguous(pieces.first().map_or(std::ptr::null_mut(), |p| p.base));
         }
         if self.extents || self.split || pieces.len() <= FEW_EXTENTS {
-            return Layout::Extents(pieces.into_boxed_slice());
+            return Layout::Extents(pieces.into());
         }
         let pages = (self.offset + length).div_ceil(1 << self.page_shift);
         if pages > 4 * pieces.len() as u64 {
-            return Layout::Extents(pieces.into_boxed_slice());
+            return Layout::Extents(pieces.into());
         }
         let page = 1_u64 << self.page_shift;
         let mut piece = 0;
@@ -199,11 +200,15 @@ impl Layout {
         }
     }
 
-    /// Pushes `len` bytes at `offset` of a region of `length` bytes; the range was checked. False when they are not memory; what was pushed
-    /// then means nothing.
+    /// Whether it was made from a list.
+    pub(super) fn is_list(&self) -> bool {
+        !matches!(self, Layout::Dma(_))
+    }
+
+    /// Pushes `len` bytes at `offset`; the range was checked. False when they are not memory; what was pushed then means nothing.
     #[inline]
     #[must_use]
-    pub(super) fn push(&self, length: u64, offset: u64, len: u64, out: &mut Vec<Segment>) -> bool {
+    pub(super) fn push(&self, offset: u64, len: u64, out: &mut Vec<Segment>) -> bool {
         match self {
             Layout::Contiguous(base) => {
                 push_segment(out, base.wrapping_add(offset as usize), len as usize);
@@ -228,8 +233,11 @@ impl Layout {
                 let mut i = extents.partition_point(|e| e.start <= offset) - 1;
                 let (mut at, mut left) = (offset, len);
                 while left > 0 {
-                    let end = extents.get(i + 1).map_or(length, |next| next.start);
-                    let n = left.min(end - at);
+                    // The last one reaches to the end of the region.
+                    let n = match extents.get(i + 1) {
+                        Some(next) => left.min(next.start - at),
+                        None => left,
+                    };
                     let base = extents[i]
                         .base
                         .wrapping_add((at - extents[i].start) as usize);

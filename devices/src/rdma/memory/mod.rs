@@ -6,18 +6,24 @@
 //! | [`dma`] | DMA addresses of the guest's platform to host addresses |
 //! | `layout` | how the bytes of a region are found |
 //! | [`regions`] | memory regions: keys, bounds, permissions; the one lookup of the data path |
+//! | [`fast`] | regions whose list is given by work request |
+//! | [`windows`] | memory windows |
 //! | [`ring`] | the memory of queues, which is registered with them |
 
 pub mod access;
 pub mod dma;
+pub mod fast;
 mod layout;
 pub mod regions;
 pub mod ring;
+pub mod windows;
 
 pub use dma::{DmaSpace, IdentityDma};
+pub use fast::FastRegistration;
 pub use layout::RegionEntry;
-pub use regions::{Memory, Refusal, RegionRequest};
+pub use regions::{Asker, Change, LOCAL_READ, Memory, Refusal, RegionRequest};
 pub use ring::{RingBuffer, RingMemory};
+pub use windows::{Bind, WindowKind};
 
 /// A stretch of guest memory that was resolved from a live registration.
 ///

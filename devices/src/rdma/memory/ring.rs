@@ -123,6 +123,14 @@ impl RingMemory {
             .is_some_and(|end| end <= self.length)
     }
 
+    /// The le64 at `offset`, a multiple of 8. The offset must lie inside the buffer.
+    pub(super) fn load64(&self, offset: u64) -> u64 {
+        let mut bytes = [0; 8];
+        // SAFETY: `at` vouches for the bytes up to the next multiple of 4096, and so of 8; the memory is registered as long as `self` lives.
+        unsafe { super::access::read(self.at(offset), &mut bytes) };
+        u64::from_le_bytes(bytes)
+    }
+
     /// Host address of `offset`, valid for the bytes up to the next multiple of 4096. The offset must lie inside the buffer.
     #[inline]
     pub fn at(&self, offset: u64) -> *mut u8 {

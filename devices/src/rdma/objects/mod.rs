@@ -81,7 +81,10 @@ pub struct Objects {
     pub events: Events,
     /// Counters.
     pub stats: Arc<Stats>,
-    dma: Arc<dyn DmaSpace>,
+    /// Guest memory by DMA address, for registrations.
+    pub(crate) dma: Arc<dyn DmaSpace>,
+    /// QPs there ever were.
+    qps_made: u64,
 }
 
 impl Objects {
@@ -96,7 +99,7 @@ impl Objects {
             features,
             contexts: Contexts::new(limits.contexts),
             pds: Slab::new(HandleLayout::index_low(1, limits.pds, 32), limits.pds),
-            memory: Memory::new(limits.mrs, limits.mr_size, limits.mr_entries),
+            memory: Memory::new(limits.mrs, limits.mr_size, limits.mr_entries, limits.mws),
             cqs: Cqs::new(limits.cqs, stats.clone()),
             srqs: Srqs::new(limits.srqs),
             qps: Qps::new(limits.qps),
@@ -105,13 +108,9 @@ impl Objects {
             events: Events::default(),
             stats,
             dma,
+            qps_made: 0,
             limits,
         }
-    }
-
-    /// Guest memory by DMA address, for registrations.
-    pub(crate) fn dma(&self) -> Arc<dyn DmaSpace> {
-        self.dma.clone()
     }
 
     /// Fills a slot of the GID table.
@@ -264,10 +263,12 @@ impl Objects {
         let memory = Arc::new(request.memory);
         let entries = memory.entries();
         self.memory.charge(entries)?;
-        let stats = &self.stats;
+        self.qps_made += 1;
+        let (stats, serial) = (&self.stats, self.qps_made);
         let qpn = self.qps.insert_with(request.kind, |qpn| {
             Box::new(Qp {
                 qpn,
+                serial,
                 context: request.context,
                 pd: request.pd,
                 kind: request.kind,
@@ -387,10 +388,7 @@ impl Objects {
         for cqn in self.cqs.owned_by(context) {
             self.remove_cq(cqn);
         }
-        for key in self.memory.owned_by(context) {
-            // Cannot fail: the key is the context's own.
-            let _ = self.memory.deregister(context, key);
-        }
+        self.memory.remove_all(context);
         let pds: Vec<u32> = self
             .pds
             .iter()

@@ -9,6 +9,7 @@ use super::state::{QpKind, QpState, check_transition};
 use crate::rdma::engine::Transport;
 use crate::rdma::events::{EventKind, Events, Raised};
 use crate::rdma::limits::Limits;
+use crate::rdma::memory::Asker;
 use crate::rdma::stats::QpCounters;
 use crate::rdma::wire::{Le16, Le32, QpAttributesBody, Status, access, qp_mask};
 
@@ -79,6 +80,8 @@ pub struct QpAttributes {
 pub struct Qp {
     /// Its number.
     pub qpn: u32,
+    /// As which it looks memory up: its number among all QPs there ever were, from 1 on.
+    pub serial: u64,
     /// Its owner.
     pub context: u32,
     /// Its protection domain.
@@ -115,12 +118,13 @@ pub struct Qp {
 }
 
 impl Qp {
-    /// Whose memory its work requests name.
+    /// As whom its queues look memory up.
     #[inline]
     pub fn scope(&self) -> Scope {
         Scope {
-            context: self.context,
             pd: self.pd,
+            context: self.context,
+            qp: self.serial,
         }
     }
 

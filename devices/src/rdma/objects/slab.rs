@@ -50,6 +50,10 @@ impl HandleLayout {
         (handle >> self.index_shift) & mask(self.index_bits)
     }
 
+    fn tag(self, handle: u32) -> u32 {
+        handle.checked_shr(self.tag_shift).unwrap_or(0) & mask(self.tag_bits)
+    }
+
     fn next_tag(self, tag: u32) -> u32 {
         tag.wrapping_add(1) & mask(self.tag_bits)
     }
@@ -183,6 +187,32 @@ impl<T> Slab<T> {
         Some(value)
     }
 
+    /// The object at the index of a handle, whatever the handle's tag, and the handle that it has now.
+    pub(crate) fn current(&self, handle: u32) -> Option<(u32, &T)> {
+        let slot = self.slots.get(self.position(handle)?)?;
+        slot.value.as_ref().map(|value| (slot.handle, value))
+    }
+
+    /// As [`Slab::current`].
+    pub(crate) fn current_mut(&mut self, handle: u32) -> Option<(u32, &mut T)> {
+        let position = self.position(handle)?;
+        let slot = self.slots.get_mut(position)?;
+        slot.value.as_mut().map(|value| (slot.handle, value))
+    }
+
+    /// Gives the object at the index of a handle the tag of that handle. Without an object there, nothing happens.
+    pub(crate) fn rename(&mut self, handle: u32) {
+        let layout = self.layout;
+        if let Some(slot) = self
+            .position(handle)
+            .and_then(|position| self.slots.get_mut(position))
+            && slot.value.is_some()
+        {
+            slot.handle = handle;
+            slot.tag = layout.tag(handle);
+        }
+    }
+
     /// The index in a handle, valid or not.
     pub(crate) fn index(&self, handle: u32) -> u32 {
         self.layout.index(handle)
@@ -221,6 +251,21 @@ mod tests {
             seen.push(handle);
         }
         assert_eq!(slab.len(), 0);
+    }
+
+    #[test]
+    fn an_object_that_is_renamed_is_found_by_its_new_handle_only() {
+        let mut slab = Slab::new(HandleLayout::KEY, 4);
+        let first = slab.insert_with(|_| 7).unwrap();
+        let renamed = first | 0x90;
+        slab.rename(renamed);
+        assert_eq!((slab.get(first), slab.get(renamed)), (None, Some(&7)));
+        assert_eq!(slab.current(first), Some((renamed, &7)));
+        assert_eq!(slab.remove(first), None);
+        assert_eq!(slab.remove(renamed), Some(7));
+        assert_eq!(slab.current(first), None);
+        slab.rename(first);
+        assert_eq!(slab.get(first), None);
     }
 
     #[test]

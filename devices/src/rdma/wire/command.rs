@@ -235,6 +235,50 @@ wire_structs! {
         length: Le64,
     }
 
+    /// ALLOC_MR, before the pages of its list (section 4.14).
+    AllocMrBody[40] {
+        /// Protection domain.
+        pd: Le32,
+        /// Pages of a registration.
+        max_entries: Le32,
+        /// Bytes, a multiple of 4096.
+        buf_length: Le64,
+        /// Pages of 2^n, 12 to 30.
+        page_shift: Le32,
+        /// Pages that follow.
+        num_pages: Le32,
+        /// Of the buffer in its first page, a multiple of 4096.
+        buf_offset: Le64,
+        /// Of entry 0 in the buffer, a multiple of 8.
+        list_offset: Le64,
+    }
+
+    /// REREG_MR (section 4.15).
+    ReregMrBody[24] {
+        /// The region.
+        lkey: Le32,
+        /// Bits of [`super::rereg_flag`].
+        flags: Le32,
+        /// With PD: the new one.
+        pd: Le32,
+        /// With ACCESS: bits of [`super::access`].
+        access: Le32,
+        /// With TRANSLATION: the region whose bytes it takes over.
+        source: Le32,
+        /// Zero.
+        reserved: Le32,
+    }
+
+    /// ALLOC_MW (section 4.16).
+    AllocMwBody[8] {
+        /// Protection domain.
+        pd: Le32,
+        /// 1 or 2.
+        kind: u8,
+        /// Zero.
+        reserved: [u8; 3],
+    }
+
     /// MR_APPEND, before its entries.
     MrAppendBody[8] {
         /// The region.

@@ -28,6 +28,10 @@ pub mod opcode {
     pub const MR_COMMIT: u16 = 0x0042;
     /// Ends a registration.
     pub const DEREG_MR: u16 = 0x0043;
+    /// Changes a registration.
+    pub const REREG_MR: u16 = 0x0044;
+    /// Makes a region for fast registration.
+    pub const ALLOC_MR: u16 = 0x0045;
     /// Makes a completion queue.
     pub const CREATE_CQ: u16 = 0x0050;
     /// Ends a completion queue.
@@ -52,6 +56,10 @@ pub mod opcode {
     pub const QUERY_SRQ: u16 = 0x0072;
     /// Ends a shared receive queue.
     pub const DESTROY_SRQ: u16 = 0x0073;
+    /// Makes a memory window.
+    pub const ALLOC_MW: u16 = 0x0090;
+    /// Ends a memory window.
+    pub const DEALLOC_MW: u16 = 0x0091;
 }
 
 /// Status of a command (section 4). Its number is what goes on the wire.
@@ -117,8 +125,22 @@ pub mod access {
     pub const REMOTE_ATOMIC: u32 = 8;
     /// Memory windows may be bound.
     pub const MW_BIND: u32 = 16;
-    /// All that are defined.
+    /// Addresses in a memory window begin at 0; of BIND_MW only.
+    pub const ZERO_BASED: u32 = 32;
+    /// All that a region may have.
     pub const ALL: u32 = LOCAL_WRITE | REMOTE_WRITE | REMOTE_READ | REMOTE_ATOMIC | MW_BIND;
+}
+
+/// REREG_MR flags (section 4.15).
+pub mod rereg_flag {
+    /// Takes over the bytes of another region.
+    pub const TRANSLATION: u32 = 1;
+    /// Goes to another PD.
+    pub const PD: u32 = 2;
+    /// Gets other rights.
+    pub const ACCESS: u32 = 4;
+    /// All that are defined.
+    pub const ALL: u32 = TRANSLATION | PD | ACCESS;
 }
 
 /// QP types (section 4.7).

@@ -356,6 +356,8 @@ pub mod vendor_err {
     pub const NO_RECEIVE: u32 = 11;
     /// Flushed.
     pub const FLUSHED: u32 = 12;
+    /// The key is in use, or not, where it must be the other way.
+    pub const KEY_STATE: u32 = 13;
 }
 
 const _: () = {

@@ -181,6 +181,43 @@ impl Commander {
                 }
                 body.0
             }
+            command::REREG_MR => {
+                Body::new()
+                    .u32(self.handle(source, command::REG_MR, context))
+                    .u32(n(source, &[1, 2, 4, 5, 7]) as u32)
+                    .u32(match source.below(2) {
+                        0 => 0,
+                        _ => self.handle(source, command::CREATE_PD, context),
+                    })
+                    .u32(n(source, &[0, 1, 7, 31]) as u32)
+                    .u32(match source.below(2) {
+                        0 => 0,
+                        _ => self.handle(source, command::REG_MR, context),
+                    })
+                    .u32(n(source, &[0]) as u32)
+                    .0
+            }
+            command::ALLOC_MR => {
+                let pages = self.pages(source, 2);
+                let mut body = Body::new()
+                    .u32(self.handle(source, command::CREATE_PD, context))
+                    .u32(n(source, &[1, 512]) as u32)
+                    .u64(n(source, &[pages.len() as u64 * 4096]))
+                    .u32(12)
+                    .u32(n(source, &[pages.len() as u64]) as u32)
+                    .u64(n(source, &[0]))
+                    .u64(n(source, &[0, 8]));
+                for page in pages {
+                    body = body.u64(page);
+                }
+                body.0
+            }
+            command::ALLOC_MW => {
+                Body::new()
+                    .u32(self.handle(source, command::CREATE_PD, context))
+                    .u32(n(source, &[1, 2]) as u32)
+                    .0
+            }
             command::CREATE_CQ => {
                 let pages = self.pages(source, 4);
                 CreateCq {
@@ -334,6 +371,7 @@ impl Commander {
                     command::QUERY_QP | command::DESTROY_QP => command::CREATE_QP,
                     command::QUERY_SRQ | command::DESTROY_SRQ => command::CREATE_SRQ,
                     command::MR_COMMIT => command::MR_APPEND,
+                    command::DEALLOC_MW => command::ALLOC_MW,
                     _ => command::REG_MR,
                 };
                 Body::new()
@@ -373,6 +411,7 @@ impl Commander {
         let fixed = match opcode {
             command::REG_MR | command::CREATE_CQ => 48,
             command::MR_APPEND => 8,
+            command::ALLOC_MR => 40,
             command::CREATE_QP => 104,
             command::CREATE_SRQ => 72,
             command::MODIFY_SRQ => 56,

@@ -242,7 +242,7 @@ impl Attacker {
             opcode: if source.one_in(8) {
                 source.word() as u8
             } else {
-                source.pick(&[0, 1, 2, 3, 4, 5, 6])
+                source.pick(&[0, 1, 2, 3, 4, 5, 6, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 32])
             },
             flags: if source.one_in(8) {
                 source.word() as u8
@@ -259,7 +259,13 @@ impl Attacker {
             } else {
                 source.below(65) as u32
             },
-            imm: (source.word() as u32).to_le_bytes(),
+            imm: match source.below(2) {
+                0 => source.word() as u32,
+                _ => self.key(source).0,
+            }
+            .to_le_bytes(),
+            num_pages: source.below(4) as u32,
+            page_shift: 12,
             rkey,
             remote_addr: Self::range(source, iova, len).0,
             compare_add: source.word(),

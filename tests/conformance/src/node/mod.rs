@@ -1,5 +1,6 @@
 //! A guest: memory, kernel driver and processes, over one device.
 
+mod memory;
 mod queues;
 
 use std::sync::Arc;
@@ -14,6 +15,7 @@ use crate::layout::{
 };
 use crate::memory::{Buffer, GuestMemory, PAGE};
 
+pub use memory::{FastMr, rereg};
 pub use queues::QpOptions;
 
 /// The result of a command.

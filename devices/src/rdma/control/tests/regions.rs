@@ -3,6 +3,7 @@
 use zerocopy::IntoBytes;
 
 use super::*;
+use crate::rdma::memory::Asker;
 use crate::rdma::wire::*;
 use crate::rdma::{DeviceConfig, Limits};
 
@@ -58,7 +59,12 @@ fn a_list_in_parts_is_appended_and_committed() {
     rig.on(0, opcode::MR_COMMIT, key).unwrap();
     assert_eq!(rig.on(0, opcode::MR_COMMIT, key), Err(BAD_STATE));
     let memory = &rig.device.objects().memory;
-    assert_eq!(memory.check(key, pd, 0, 0, 0x5000, 3 * PAGE), Ok(()));
+    let who = Asker {
+        pd,
+        context: 0,
+        qp: 0,
+    };
+    assert_eq!(memory.check(&who, key, 0, 0x5000, 3 * PAGE), Ok(()));
     rig.on(0, opcode::DEREG_MR, key).unwrap();
     assert_eq!(rig.on(0, opcode::DEREG_MR, key), Err(NOT_FOUND));
 }
