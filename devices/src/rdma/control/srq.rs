@@ -6,7 +6,7 @@ use super::queues::{LINE, check_parts, holds_receives};
 use super::{Control, Outcome, handle, put_handle, with_list};
 use crate::rdma::memory::RingBuffer;
 use crate::rdma::objects::srq::{SrqRequest, SrqRing};
-use crate::rdma::objects::{RingPlace, Scope};
+use crate::rdma::objects::RingPlace;
 use crate::rdma::wire::{
     CreateSrqBody, Le64, ModifySrqBody, Status, feature, srq_control, srq_mask, srq_type,
 };
@@ -32,6 +32,7 @@ impl Control<'_> {
         let scope = Scope {
             context,
             pd: head.pd.get(),
+            qp: 0,
         };
         self.objects.check_pd(context, scope.pd)?;
         let ring = self.map_srq(

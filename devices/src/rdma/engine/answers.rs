@@ -77,7 +77,7 @@ pub(super) fn step(qp: &mut Qp, env: &mut Env<'_>, fabric: &mut dyn Fabric) -> O
                     Ok(())
                 } else {
                     env.memory.resolve(
-                        &qp.asker(),
+                        &qp.scope(),
                         rkey,
                         access::REMOTE_READ,
                         addr.wrapping_add(offset.into()),

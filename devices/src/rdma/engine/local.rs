@@ -119,7 +119,7 @@ pub(super) fn run(qp: &mut Qp, env: &mut Env<'_>, fabric: &mut dyn Fabric) -> bo
     if fenced || early || requester.halted {
         return false;
     }
-    let who = qp.asker();
+    let who = qp.scope();
     // Whether memory was taken away that the fabric may still name.
     let done = match &local.operation {
         Operation::Register(registration) => env
@@ -183,4 +183,129 @@ pub(super) fn retire(qp: &mut Qp, env: &mut Env<'_>) -> Option<bool> {
         completion::local(qp, env, &local, cqe_status::SUCCESS, vendor_err::NONE);
     }
     Some(true)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::test_utils::*;
+    use super::*;
+    use crate::rdma::fabric::frame::kind;
+    use crate::rdma::memory::{RingBuffer, RingMemory};
+    use crate::rdma::objects::QpState;
+    use crate::rdma::wire::access;
+
+    /// A region for fast registration with one page in its list, that of [`DATA`].
+    fn fast(node: &mut Node, queue: &Queue) -> u32 {
+        const LIST: u64 = 0x1000;
+        let buffer = RingBuffer {
+            length: 4096,
+            page_shift: 12,
+            offset: 0,
+        };
+        let memory = RingMemory::map(&*node.ram, buffer, &[LIST]).unwrap();
+        node.ram.write(LIST, &DATA.to_le_bytes());
+        let pd = node.qp(queue).pd;
+        node.objects.memory.alloc_fast(0, pd, memory, 0, 1).unwrap()
+    }
+
+    fn post(wr_id: u64, opcode: u8, key: u32) -> Post {
+        Post {
+            wr_id,
+            opcode,
+            flags: send_flag::SIGNALED,
+            imm: key.to_le_bytes(),
+            rkey: access::LOCAL_WRITE,
+            operands: [100, 0],
+            reserved: [1, 0, 0, 0, 12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
+            ..Post::default()
+        }
+    }
+
+    #[test]
+    fn they_take_no_number_and_complete_in_their_place() {
+        let mut node = Node::new();
+        let mut queue = node.connected();
+        let key = fast(&mut node, &queue);
+        let first = write(&node, 1, 8);
+        node.send(&mut queue, first);
+        node.send(&mut queue, post(2, send_opcode::REG_MR, key));
+        let local = Post {
+            sges: vec![(0, 100, key)],
+            ..write(&node, 3, 100)
+        };
+        node.send(&mut queue, local);
+        node.send(&mut queue, post(4, send_opcode::LOCAL_INV, key));
+        let last = write(&node, 5, 8);
+        node.send(&mut queue, last);
+        // The registration is of use to what follows, and the invalidation waits for what is before it.
+        assert_eq!(
+            node.sent_kinds(),
+            [(kind::WRITE, SQ_PSN), (kind::WRITE, SQ_PSN + 1)]
+        );
+        assert_eq!(node.done(&mut queue), []);
+        node.take(ack(&queue, SQ_PSN + 1), &[]);
+        assert_eq!(node.done(&mut queue), [(1, 0), (2, 0)]);
+        assert_eq!(node.fabric.forgotten, 0);
+        node.take(ack(&queue, SQ_PSN + 2), &[]);
+        assert_eq!(node.done(&mut queue), [(3, 0), (4, 0)]);
+        assert_eq!(node.fabric.forgotten, 1);
+        assert_eq!(node.sent_kinds(), [(kind::WRITE, SQ_PSN + 2)]);
+    }
+
+    #[test]
+    fn a_failure_comes_after_what_was_before_it_and_ends_what_is_behind_it() {
+        let mut node = Node::new();
+        let mut queue = node.connected();
+        let first = write(&node, 1, 8);
+        node.send(&mut queue, first);
+        node.send(&mut queue, post(2, send_opcode::REG_MR, 0x9900));
+        let last = write(&node, 3, 8);
+        node.send(&mut queue, last);
+        assert_eq!(node.sent_kinds(), [(kind::WRITE, SQ_PSN)]);
+        assert_eq!(node.qp(&queue).state, QpState::Rts);
+        node.take(ack(&queue, SQ_PSN + 1), &[]);
+        let (bind, flush) = (cqe_status::MW_BIND_ERR, cqe_status::WR_FLUSH_ERR);
+        assert_eq!(node.done(&mut queue), [(1, 0), (2, bind), (3, flush)]);
+        assert_eq!(node.qp(&queue).state, QpState::Err);
+    }
+
+    #[test]
+    fn in_err_they_flush_in_their_place() {
+        let mut node = Node::new();
+        let mut queue = node.connected();
+        let key = fast(&mut node, &queue);
+        for wr_id in [1, 3, 5] {
+            let message = write(&node, wr_id, 8);
+            node.send(&mut queue, message);
+            let opcode = if wr_id == 1 {
+                send_opcode::REG_MR
+            } else {
+                send_opcode::LOCAL_INV
+            };
+            node.send(&mut queue, post(wr_id + 1, opcode, key));
+        }
+        node.run();
+        node.modify(&queue, QpState::Err);
+        node.run();
+        let flushed: Vec<_> = (1..7).map(|n| (n, cqe_status::WR_FLUSH_ERR)).collect();
+        assert_eq!(node.done(&mut queue), flushed);
+        assert_eq!(node.qp(&queue).transport.requester.outstanding(), 0);
+    }
+
+    #[test]
+    fn what_waits_is_done_when_the_queue_drains() {
+        let mut node = Node::new();
+        let mut queue = node.connected();
+        let key = fast(&mut node, &queue);
+        let message = write(&node, 1, 8);
+        node.send(&mut queue, message);
+        node.send(&mut queue, post(2, send_opcode::LOCAL_INV, key));
+        node.run();
+        node.modify(&queue, QpState::Sqd);
+        node.run();
+        assert!(node.qp(&queue).transport.is_draining());
+        node.take(ack(&queue, SQ_PSN + 1), &[]);
+        assert_eq!(node.done(&mut queue), [(1, 0), (2, 0)]);
+        assert!(!node.qp(&queue).transport.is_draining());
+    }
 }

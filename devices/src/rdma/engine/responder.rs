@@ -8,8 +8,8 @@ use super::{Env, deferred, sge};
 use crate::rdma::events::EventKind;
 use crate::rdma::fabric::Placement;
 use crate::rdma::fabric::frame::{FrameHeader, flag, kind, nak};
-use crate::rdma::memory::{Segment, access as guest};
-use crate::rdma::objects::{Qp, QpKind, QpState, RingFault, Scope};
+use crate::rdma::memory::{Scope, Segment, access as guest};
+use crate::rdma::objects::{Qp, QpKind, QpState, RingFault};
 use crate::rdma::wire::{access, cqe_status, feature, vendor_err};
 
 /// Why a request is not carried out.
@@ -176,7 +176,7 @@ fn check_invalidate(qp: &Qp, env: &Env<'_>, header: &FrameHeader) -> Result<(), 
     }
     let key = u32::from_le_bytes(header.imm);
     env.memory
-        .check_invalidate(&qp.asker(), key, true)
+        .check_invalidate(&qp.scope(), key, true)
         .map_err(|_| ACCESS)
 }
 
@@ -204,7 +204,7 @@ fn check_remote(qp: &Qp, env: &Env<'_>, header: &FrameHeader, needed: u32) -> Re
     }
     env.memory
         .check(
-            &qp.asker(),
+            &qp.scope(),
             header.rkey,
             needed,
             header.addr,
@@ -345,7 +345,7 @@ pub(super) fn locate(
         kind::WRITE if length > 0 => env
             .memory
             .resolve(
-                &qp.asker(),
+                &qp.scope(),
                 header.rkey,
                 access::REMOTE_WRITE,
                 header.addr.wrapping_add(offset.into()),
@@ -407,7 +407,7 @@ pub(super) fn complete(qp: &mut Qp, env: &mut Env<'_>, header: &FrameHeader) {
 /// cannot be invalidated any more; then the connection ends.
 fn invalidate(qp: &mut Qp, env: &mut Env<'_>, incoming: &Incoming) -> bool {
     let key = u32::from_le_bytes(incoming.imm);
-    match env.memory.invalidate(&qp.asker(), key, true) {
+    match env.memory.invalidate(&qp.scope(), key, true) {
         Ok(()) => {
             qp.transport.responder.deferring = true;
             true
@@ -475,7 +475,7 @@ pub(super) fn atomic(qp: &mut Qp, env: &mut Env<'_>, header: &FrameHeader, data:
     let mut found = std::mem::take(&mut env.scratch.segments);
     found.clear();
     let resolved = env.memory.resolve(
-        &qp.asker(),
+        &qp.scope(),
         header.rkey,
         access::REMOTE_ATOMIC,
         header.addr,

@@ -1,8 +1,8 @@
 //! Local memory of work requests: SGEs to segments. A refusal is the status and vendor_err that the work request completes with.
 
 use super::transport::{Message, Requester};
-use crate::rdma::memory::{Memory, Segment};
-use crate::rdma::objects::{Qp, Scope};
+use crate::rdma::memory::{Memory, Scope, Segment};
+use crate::rdma::objects::Qp;
 use crate::rdma::wire::Sge;
 
 /// Status and vendor_err of a CQE.
@@ -16,7 +16,7 @@ pub(super) fn check(memory: &Memory, scope: Scope, one: &Sge, needed: u32) -> Re
     }
     memory
         .check(
-            &qp.asker(),
+            &scope,
             one.lkey.get(),
             needed,
             one.addr.get(),
@@ -48,7 +48,7 @@ pub(super) fn resolve<'a>(
         let used = left.min(size - skip);
         memory
             .resolve(
-                &qp.asker(),
+                &scope,
                 one.lkey.get(),
                 needed,
                 // An address that wraps is outside of every region.

@@ -9,8 +9,8 @@ use super::transport::{Message, Standing};
 use super::{Env, completion, grh, sge, unacked};
 use crate::rdma::fabric::frame::{FrameHeader, GRH_LEN, MAX_DATAGRAM, flag, kind};
 use crate::rdma::fabric::{Fabric, PeerId};
-use crate::rdma::memory::{LOCAL_READ, access as guest};
-use crate::rdma::objects::{Qp, QpKind, QpState, Scope, is_multicast};
+use crate::rdma::memory::{LOCAL_READ, Scope, access as guest};
+use crate::rdma::objects::{Qp, QpKind, QpState, is_multicast};
 use crate::rdma::wire::{
     Cqe, DatagramAddress, MULTICAST_QPN, QKEY_OWN, SendWqeHeader, VLAN_NONE, access, cqe_flag,
     cqe_opcode, cqe_status, send_flag, send_opcode, vendor_err,

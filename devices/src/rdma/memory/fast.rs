@@ -4,10 +4,9 @@
 //! another takes them away, both without a command. The list is read once, when the work request is carried out.
 
 use super::layout::{Builder, RegionEntry};
-use super::regions::{
-    Kind, LOCAL_READ, Memory, Refusal, Region, RegionRequest, State, check_request,
-};
-use super::{Asker, DmaSpace, RingMemory};
+use super::regions::{Kind, LOCAL_READ, Memory, Refusal, Region, State};
+use super::request::{RegionRequest, check_request};
+use super::{Scope, DmaSpace, RingMemory};
 use crate::rdma::wire::Status;
 
 /// Where a region's list lies.
@@ -68,7 +67,7 @@ impl Memory {
     pub fn register_fast(
         &mut self,
         dma: &dyn DmaSpace,
-        who: &Asker,
+        who: &Scope,
         registration: &FastRegistration,
     ) -> Result<(), Refusal> {
         let key = registration.key;
@@ -114,7 +113,7 @@ impl Memory {
     /// # Errors
     /// Why not: a region registered by command and a window of type 1 cannot be invalidated, nor can a region that a window is bound to; a
     /// window, and whatever a peer names, must be valid.
-    pub fn check_invalidate(&self, who: &Asker, key: u32, remote: bool) -> Result<(), Refusal> {
+    pub fn check_invalidate(&self, who: &Scope, key: u32, remote: bool) -> Result<(), Refusal> {
         let region = self.regions.get(key).ok_or(Refusal::NotFound)?;
         region.belongs_to(who)?;
         match &region.kind {
@@ -130,7 +129,7 @@ impl Memory {
     ///
     /// # Errors
     /// As [`Memory::check_invalidate`].
-    pub fn invalidate(&mut self, who: &Asker, key: u32, remote: bool) -> Result<(), Refusal> {
+    pub fn invalidate(&mut self, who: &Scope, key: u32, remote: bool) -> Result<(), Refusal> {
         self.check_invalidate(who, key, remote)?;
         self.unbind(key);
         let region = self.regions.get_mut(key).ok_or(Refusal::NotFound)?;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::regions::RegionRequest;
+use super::request::RegionRequest;
 use super::{DmaSpace, Segment, push_segment};
 use crate::rdma::wire::Status;
 

@@ -5,23 +5,29 @@
 //! | [`access`] | the few ways in which host code reads and writes guest memory |
 //! | [`dma`] | DMA addresses of the guest's platform to host addresses |
 //! | `layout` | how the bytes of a region are found |
+//! | `request` | what a registration asks for |
 //! | [`regions`] | memory regions: keys, bounds, permissions; the one lookup of the data path |
+//! | [`change`] | regions that change under their key |
 //! | [`fast`] | regions whose list is given by work request |
 //! | [`windows`] | memory windows |
 //! | [`ring`] | the memory of queues, which is registered with them |
 
 pub mod access;
+pub mod change;
 pub mod dma;
 pub mod fast;
 mod layout;
 pub mod regions;
+mod request;
 pub mod ring;
 pub mod windows;
 
+pub use change::Change;
 pub use dma::{DmaSpace, IdentityDma};
 pub use fast::FastRegistration;
 pub use layout::RegionEntry;
-pub use regions::{Asker, Change, LOCAL_READ, Memory, Refusal, RegionRequest};
+pub use regions::{Scope, LOCAL_READ, Memory, Refusal};
+pub use request::RegionRequest;
 pub use ring::{RingBuffer, RingMemory};
 pub use windows::{Bind, WindowKind};
 

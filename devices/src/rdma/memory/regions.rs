@@ -4,23 +4,24 @@ use std::sync::Arc;
 
 use super::fast::FastList;
 use super::layout::{Builder, Layout, RegionEntry};
+use super::request::{RegionRequest, check_access, check_request};
 use super::windows::Window;
 use super::{DmaSpace, Segment};
 use crate::rdma::fabric::frame::nak;
 use crate::rdma::objects::slab::{HandleLayout, Slab};
-use crate::rdma::wire::{Status, access, cqe_status, vendor_err};
+use crate::rdma::wire::{Status, cqe_status, vendor_err};
 
 /// Asked for a local read: every region allows it, no memory window does. Not a bit of the specification.
 pub const LOCAL_READ: u32 = 1 << 31;
 
 /// On whose behalf memory is looked up.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Asker {
-    /// Protection domain of the queue.
-    pub pd: u32,
-    /// Its owner.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Scope {
+    /// Owner of the queue.
     pub context: u32,
-    /// The QP, by a number that no other QP ever has; windows of type 2 are tied to it.
+    /// Its protection domain.
+    pub pd: u32,
+    /// The QP, by a number that no other QP ever has; windows of type 2 are tied to it. 0 for a receive queue, of which no peer asks.
     pub qp: u64,
 }
 
@@ -67,40 +68,6 @@ impl Refusal {
     }
 }
 
-/// What REG_MR asks for, without the list (section 4.4).
-#[derive(Clone, Copy, Debug)]
-pub struct RegionRequest {
-    /// The owner.
-    pub context: u32,
-    /// Its protection domain.
-    pub pd: u32,
-    /// Bits of [`access`].
-    pub access: u32,
-    /// Address of the first byte in work requests.
-    pub iova: u64,
-    /// Bytes.
-    pub length: u64,
-    /// Of the first byte in the first page or extent.
-    pub offset: u64,
-    /// Pages of 2^n bytes; ignored for extents.
-    pub page_shift: u8,
-    /// Entries are extents.
-    pub extents: bool,
-    /// Entries of the whole list.
-    pub total_entries: u32,
-}
-
-/// What is to be changed of a region; None: stays as it is.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Change {
-    /// Bits of [`access`].
-    pub access: Option<u32>,
-    /// Protection domain.
-    pub pd: Option<u32>,
-    /// Handle of the region whose bytes and addresses it takes over.
-    pub source: Option<u32>,
-}
-
 /// Whether and how a region's bytes are found.
 pub(super) enum State {
     /// Its list is coming in.
@@ -125,7 +92,7 @@ pub(super) enum Kind {
 pub(super) struct Region {
     pub(super) context: u32,
     pub(super) pd: u32,
-    /// Bits of [`access`], and [`LOCAL_READ`].
+    /// Bits of [`crate::rdma::wire::access`], and [`LOCAL_READ`].
     pub(super) access: u32,
     /// By which commands name it; the key's tag may change.
     pub(super) handle: u32,
@@ -172,7 +139,7 @@ impl Region {
     }
 
     /// Whether queues of `who` may have to do with it.
-    pub(super) fn belongs_to(&self, who: &Asker) -> Result<(), Refusal> {
+    pub(super) fn belongs_to(&self, who: &Scope) -> Result<(), Refusal> {
         if self.pd == who.pd && self.context == who.context {
             Ok(())
         } else {
@@ -347,7 +314,7 @@ impl Memory {
     }
 
     /// The region that a command of `context` names, and its key.
-    fn named(&self, context: u32, handle: u32) -> Result<(u32, &Region), Status> {
+    pub(super) fn named(&self, context: u32, handle: u32) -> Result<(u32, &Region), Status> {
         let (key, region) = self.regions.current(handle).ok_or(Status::NotFound)?;
         if region.handle != handle || matches!(region.kind, Kind::Window(_)) {
             return Err(Status::NotFound);
@@ -388,50 +355,6 @@ impl Memory {
         }
     }
 
-    /// Gives a region other rights, another PD, or the bytes of another region, which ends. The caller has checked the new PD and seen to it
-    /// that no [`Segment`] of either region is left. Returns the PDs that the region and the other one were in.
-    ///
-    /// # Errors
-    /// As [`Memory::check_deregister`], for either; `Invalid` for rights that contradict one another and a region that would take over its own
-    /// bytes, `BadState` for a region that cannot be used or has no list. On an error nothing has changed.
-    pub fn change(
-        &mut self,
-        context: u32,
-        handle: u32,
-        change: &Change,
-    ) -> Result<(u32, Option<u32>), Status> {
-        if let Some(bits) = change.access {
-            check_access(bits)?;
-        }
-        if change.source == Some(handle) {
-            return Err(Status::Invalid);
-        }
-        let sound = |handle| {
-            self.check_deregister(context, handle)?;
-            let (key, region) = self.named(context, handle)?;
-            let listed = matches!(&region.state, State::Live(layout) if layout.is_list());
-            if listed && matches!(region.kind, Kind::Plain) {
-                Ok((key, region.pd))
-            } else {
-                Err(Status::BadState)
-            }
-        };
-        let (key, pd) = sound(handle)?;
-        let source = change.source.map(sound).transpose()?;
-        let other = source.and_then(|(key, _)| self.regions.remove(key));
-        let region = self.regions.get_mut(key).ok_or(Status::NotFound)?;
-        if let Some(bits) = change.access {
-            region.access = bits | LOCAL_READ;
-        }
-        region.pd = change.pd.unwrap_or(pd);
-        if let Some(other) = other {
-            let old = std::mem::replace(&mut region.entries, other.entries);
-            (region.iova, region.length, region.state) = (other.iova, other.length, other.state);
-            self.refund(old);
-        }
-        Ok((pd, source.map(|(_, pd)| pd)))
-    }
-
     /// Ends all regions and windows of a context, bound or not.
     pub(crate) fn remove_all(&mut self, context: u32) {
         let keys: Vec<u32> = self
@@ -449,7 +372,7 @@ impl Memory {
     #[inline]
     fn find(
         &self,
-        who: &Asker,
+        who: &Scope,
         key: u32,
         asked: u32,
         addr: u64,
@@ -480,7 +403,7 @@ impl Memory {
     #[inline]
     pub fn check(
         &self,
-        who: &Asker,
+        who: &Scope,
         key: u32,
         asked: u32,
         addr: u64,
@@ -495,12 +418,12 @@ impl Memory {
     }
 
     /// Pushes the guest memory of `len` bytes at `addr` in region `key` onto `out`, if a queue of `who` may access it in all the ways `asked`
-    /// ([`access`] bits, [`LOCAL_READ`]). After a refusal what was pushed means nothing. Length 0 is checked like any other and pushes nothing; an
+    /// ([`crate::rdma::wire::access`] bits, [`LOCAL_READ`]). After a refusal what was pushed means nothing. Length 0 is checked like any other and pushes nothing; an
     /// SGE or remote request of length 0 names no memory, so its key need not be looked up at all.
     #[inline]
     pub fn resolve(
         &self,
-        who: &Asker,
+        who: &Scope,
         key: u32,
         asked: u32,
         addr: u64,
@@ -513,44 +436,6 @@ impl Memory {
         }
         Ok(())
     }
-}
-
-/// Checks access bits (section 4.5).
-fn check_access(bits: u32) -> Result<(), Status> {
-    let needs_local = access::REMOTE_WRITE | access::REMOTE_ATOMIC;
-    let sound =
-        bits & !access::ALL == 0 && (bits & needs_local == 0 || bits & access::LOCAL_WRITE != 0);
-    if sound { Ok(()) } else { Err(Status::Invalid) }
-}
-
-/// Checks what of a request can be checked without its list.
-pub(super) fn check_request(request: &RegionRequest, max_mr_size: u64) -> Result<(), Status> {
-    check_access(request.access)?;
-    if request.length == 0 {
-        let empty = request.total_entries == 0 && request.offset == 0;
-        return if empty { Ok(()) } else { Err(Status::Invalid) };
-    }
-    if request.length > max_mr_size || request.iova.checked_add(request.length - 1).is_none() {
-        return Err(Status::Invalid);
-    }
-    if request.extents {
-        // At least a byte for each entry.
-        if request.total_entries == 0 || u64::from(request.total_entries) > request.length {
-            return Err(Status::Invalid);
-        }
-        return Ok(());
-    }
-    if !(12..=30).contains(&request.page_shift) || request.offset >= 1 << request.page_shift {
-        return Err(Status::Invalid);
-    }
-    let bytes = request
-        .offset
-        .checked_add(request.length)
-        .ok_or(Status::Invalid)?;
-    if bytes.div_ceil(1 << request.page_shift) != u64::from(request.total_entries) {
-        return Err(Status::Invalid);
-    }
-    Ok(())
 }
 
 #[cfg(test)]

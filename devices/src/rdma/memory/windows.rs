@@ -3,7 +3,7 @@
 //! A window shares its region's layout, so that the data path looks a window up as it does a region. The region counts the windows that are bound
 //! to it, and stays as it is while there are any.
 
-use super::Asker;
+use super::Scope;
 use super::regions::{Kind, Memory, Refusal, Region, State};
 use crate::rdma::wire::{Status, access};
 
@@ -51,7 +51,7 @@ struct Place {
 
 impl Window {
     /// Only a window of type 2 that is bound can be invalidated, and only by the QP that bound it. `region` is what the key stands for.
-    pub(super) fn check_invalidate(&self, who: &Asker, region: &Region) -> Result<(), Refusal> {
+    pub(super) fn check_invalidate(&self, who: &Scope, region: &Region) -> Result<(), Refusal> {
         if self.kind != WindowKind::Two {
             return Err(Refusal::Access);
         }
@@ -119,7 +119,7 @@ impl Memory {
     ///
     /// # Errors
     /// Why not; then nothing has changed.
-    pub fn bind(&mut self, who: &Asker, bind: &Bind) -> Result<bool, Refusal> {
+    pub fn bind(&mut self, who: &Scope, bind: &Bind) -> Result<bool, Refusal> {
         let (old_key, region) = self.regions.current(bind.key).ok_or(Refusal::NotFound)?;
         region.belongs_to(who)?;
         let Kind::Window(Window { kind, .. }) = region.kind else {
@@ -163,7 +163,7 @@ impl Memory {
     }
 
     /// Checks what of a bind concerns the region.
-    fn check_bind(&self, who: &Asker, bind: &Bind) -> Result<Place, Refusal> {
+    fn check_bind(&self, who: &Scope, bind: &Bind) -> Result<Place, Refusal> {
         let region = self.regions.get(bind.region).ok_or(Refusal::NotFound)?;
         let State::Live(layout) = &region.state else {
             return Err(Refusal::NotFound);

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use crate::rdma::events::Events;
 use crate::rdma::fabric::Gid;
 use crate::rdma::limits::Limits;
-use crate::rdma::memory::{DmaSpace, Memory, RingMemory};
+use crate::rdma::memory::{DmaSpace, Memory, RingMemory, Scope};
 use crate::rdma::stats::Stats;
 use crate::rdma::wire::{AddGidBody, QpAttributesBody, SrqAttributesBody, Status, qp_control};
 
@@ -29,7 +29,7 @@ pub use gid::{GidEntry, GidTable};
 pub use group::{Groups, is_multicast};
 pub use qp::{GSI_QPN, Qp, QpAttributes, QpCaps, Qps};
 pub use queue::{
-    Kick, ReceiveQueue, ReceiveWqe, RingFault, RingPlace, Scope, SendQueue, kick_fence,
+    Kick, ReceiveQueue, ReceiveWqe, RingFault, RingPlace, SendQueue, kick_fence,
 };
 pub use srq::{Srqs, Taker};
 pub use state::{QpKind, QpState};
@@ -186,7 +186,7 @@ impl Objects {
 
     /// Makes a shared receive queue.
     pub(crate) fn create_srq(&mut self, request: SrqRequest) -> Result<u32, Status> {
-        let Scope { context, pd } = request.scope;
+        let Scope { context, pd, .. } = request.scope;
         self.check_pd(context, pd)?;
         let entries = request.ring.memory.entries();
         self.memory.charge(entries)?;
@@ -288,6 +288,7 @@ impl Objects {
                     Scope {
                         context: request.context,
                         pd: request.pd,
+                        qp: 0,
                     },
                     request.recv_cq,
                 ),

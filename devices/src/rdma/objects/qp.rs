@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use super::gid::GidTable;
-use super::queue::{Kick, ReceiveQueue, Scope, SendQueue};
+use super::queue::{Kick, ReceiveQueue, SendQueue};
 use super::slab::{HandleLayout, Slab};
 use super::state::{QpKind, QpState, check_transition};
 use crate::rdma::engine::Transport;
 use crate::rdma::events::{EventKind, Events, Raised};
 use crate::rdma::limits::Limits;
-use crate::rdma::memory::Asker;
+use crate::rdma::memory::Scope;
 use crate::rdma::stats::QpCounters;
 use crate::rdma::wire::{Le16, Le32, QpAttributesBody, Status, access, qp_mask};
 

@@ -132,15 +132,6 @@ impl SendQueue {
     }
 }
 
-/// Whose memory a work request's SGEs name.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Scope {
-    /// Owner.
-    pub context: u32,
-    /// Protection domain.
-    pub pd: u32,
-}
-
 /// A receive, copied from its ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReceiveWqe {

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::queue::{ReceiveQueue, ReceiveWqe, RingFault, RingPlace, Scope};
+use super::queue::{ReceiveQueue, ReceiveWqe, RingFault, RingPlace};
 use super::slab::{HandleLayout, Slab};
 use super::turns::{Turn, Turns};
 use crate::rdma::events::{EventKind, Events, Raised};
@@ -382,7 +382,7 @@ mod tests {
             let ram = FakeRam::new(0x10000);
             let mut srqs = Srqs::new(4);
             let request = SrqRequest {
-                scope: Scope { context: 3, pd: 5 },
+                scope: Scope { context: 3, pd: 5, qp: 0 },
                 max_sge: 1,
                 ring: ring(&ram, BASE, ENTRIES),
             };
@@ -431,7 +431,7 @@ mod tests {
             let wqe = self.next().unwrap().expect("a receive");
             assert_eq!(
                 (wqe.cqn, wqe.scope),
-                (7, Scope { context: 3, pd: 5 }),
+                (7, Scope { context: 3, pd: 5, qp: 0 }),
                 "{wqe:?}"
             );
             assert_eq!(u64::from(self.sges[0].length.get()), wqe.wr_id);

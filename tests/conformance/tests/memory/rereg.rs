@@ -111,7 +111,7 @@ fn a_change_that_is_refused_changes_nothing() {
         (p, (0x7777, 0, 0), Status::NotFound),
         (t, (0, 0, key), Status::Invalid),
         (t, (0, 0, stranger.mr.key), Status::Denied),
-        (t, (0, 0, 0xdead_00), Status::NotFound),
+        (t, (0, 0, 0x00de_ad00), Status::NotFound),
         (t, (0, 0, window), Status::NotFound),
         (t, (0, 0, unfinished), Status::BadState),
         (t | acc, (0, 2, mine.key), Status::Invalid),
@@ -123,7 +123,7 @@ fn a_change_that_is_refused_changes_nothing() {
         (stranger.mr.key, Status::Denied),
         (window, Status::NotFound),
         (unfinished, Status::BadState),
-        (0xdead_00, Status::NotFound),
+        (0x00de_ad00, Status::NotFound),
     ] {
         let refused = node.rereg_mr(b.context, target, acc, (0, ALL, 0));
         assert_eq!(refused, Err(expected), "{target:#x}");

@@ -301,7 +301,7 @@ fn semantics_38_a_bind_that_fails_takes_the_qp_to_err_and_binds_nothing() {
             10 => SendWr::bind(7, mr.key, &mr, 0, 8, WRITE),
             11 => SendWr::bind(7, two, &mr, 0, 0, 0),
             12 => SendWr {
-                rkey: 0xdead_00,
+                rkey: 0x00de_ad00,
                 ..SendWr::bind(7, two, &mr, 0, 8, WRITE)
             },
             _ => {

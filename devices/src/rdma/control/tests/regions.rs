@@ -3,7 +3,7 @@
 use zerocopy::IntoBytes;
 
 use super::*;
-use crate::rdma::memory::Asker;
+use crate::rdma::memory::Scope;
 use crate::rdma::wire::*;
 use crate::rdma::{DeviceConfig, Limits};
 
@@ -59,7 +59,7 @@ fn a_list_in_parts_is_appended_and_committed() {
     rig.on(0, opcode::MR_COMMIT, key).unwrap();
     assert_eq!(rig.on(0, opcode::MR_COMMIT, key), Err(BAD_STATE));
     let memory = &rig.device.objects().memory;
-    let who = Asker {
+    let who = Scope {
         pd,
         context: 0,
         qp: 0,

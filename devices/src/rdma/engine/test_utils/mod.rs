@@ -50,7 +50,7 @@ pub(super) struct Node<F: Fabric = Script> {
 impl<F: Fabric> Node<F> {
     pub fn with_fabric(fabric: F) -> Self {
         let ram = Arc::new(FakeRam::new(0x200_0000));
-        let features = feature::ATOMICS;
+        let features = feature::ATOMICS | feature::FRWR | feature::MW;
         let mut objects = Objects::new(Limits::default(), features, ram.clone(), Arc::default());
         let pd = objects.create_pd(0).unwrap();
         let mut node = Node {

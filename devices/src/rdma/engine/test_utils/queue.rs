@@ -27,6 +27,7 @@ pub struct Post {
     pub rkey: u32,
     pub remote_addr: u64,
     pub operands: [u64; 2],
+    pub reserved: [u8; 16],
     pub sges: Vec<(u64, u32, u32)>,
     pub inline: Vec<u8>,
 }
@@ -191,7 +192,7 @@ impl<F: Fabric> Node<F> {
             remote_addr: post.remote_addr.into(),
             compare_add: post.operands[0].into(),
             swap: post.operands[1].into(),
-            reserved: [0; 16],
+            reserved: post.reserved,
         };
         self.ram.write(at, header.as_bytes());
         for (position, sge) in post.sges.iter().enumerate() {

@@ -5,7 +5,7 @@ use crate::rdma::test_utils::FakeRam;
 
 const PD: u32 = 3;
 const OWNER: u32 = 4;
-const WHO: Asker = Asker {
+const WHO: Scope = Scope {
     pd: PD,
     context: OWNER,
     qp: 1,
@@ -162,7 +162,7 @@ fn each_check_refuses_with_its_own_reason() {
     let r = request(0x1000, 0, 1);
     let key = live(&mut m, &ram, &r, &pages(&[0x1000]));
     let ask = |key, pd, context, rights, addr| {
-        m.check(&Asker { pd, context, qp: 1 }, key, rights, addr, 1)
+        m.check(&Scope { pd, context, qp: 1 }, key, rights, addr, 1)
     };
     assert_eq!(ask(key, PD, OWNER, access::LOCAL_WRITE, r.iova), Ok(()));
     assert_eq!(ask(key ^ 1, PD, OWNER, 0, r.iova), Err(Refusal::NotFound));
