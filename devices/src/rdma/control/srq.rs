@@ -4,9 +4,9 @@ use zerocopy::IntoBytes;
 
 use super::queues::{LINE, check_parts, holds_receives};
 use super::{Control, Outcome, handle, put_handle, with_list};
-use crate::rdma::memory::RingBuffer;
-use crate::rdma::objects::srq::{SrqRequest, SrqRing};
+use crate::rdma::memory::{RingBuffer, Scope};
 use crate::rdma::objects::RingPlace;
+use crate::rdma::objects::srq::{SrqRequest, SrqRing};
 use crate::rdma::wire::{
     CreateSrqBody, Le64, ModifySrqBody, Status, feature, srq_control, srq_mask, srq_type,
 };

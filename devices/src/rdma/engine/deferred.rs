@@ -93,7 +93,7 @@ impl Engine {
 mod tests {
     use super::super::test_utils::*;
     use crate::rdma::fabric::frame::{FrameHeader, flag, kind};
-    use crate::rdma::memory::{Scope, Bind, WindowKind};
+    use crate::rdma::memory::{Bind, Scope, WindowKind};
     use crate::rdma::wire::{access, cqe_flag};
 
     /// A window of type 2 over [`DATA`], bound by the queue's QP.

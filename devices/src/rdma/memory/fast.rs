@@ -6,7 +6,7 @@
 use super::layout::{Builder, RegionEntry};
 use super::regions::{Kind, LOCAL_READ, Memory, Refusal, Region, State};
 use super::request::{RegionRequest, check_request};
-use super::{Scope, DmaSpace, RingMemory};
+use super::{DmaSpace, RingMemory, Scope};
 use crate::rdma::wire::Status;
 
 /// Where a region's list lies.

@@ -26,7 +26,7 @@ pub use change::Change;
 pub use dma::{DmaSpace, IdentityDma};
 pub use fast::FastRegistration;
 pub use layout::RegionEntry;
-pub use regions::{Scope, LOCAL_READ, Memory, Refusal};
+pub use regions::{LOCAL_READ, Memory, Refusal, Scope};
 pub use request::RegionRequest;
 pub use ring::{RingBuffer, RingMemory};
 pub use windows::{Bind, WindowKind};

@@ -28,9 +28,7 @@ pub use cq::{Cqs, Overflow};
 pub use gid::{GidEntry, GidTable};
 pub use group::{Groups, is_multicast};
 pub use qp::{GSI_QPN, Qp, QpAttributes, QpCaps, Qps};
-pub use queue::{
-    Kick, ReceiveQueue, ReceiveWqe, RingFault, RingPlace, SendQueue, kick_fence,
-};
+pub use queue::{Kick, ReceiveQueue, ReceiveWqe, RingFault, RingPlace, SendQueue, kick_fence};
 pub use srq::{Srqs, Taker};
 pub use state::{QpKind, QpState};
 pub use turns::Turn;

@@ -5,7 +5,7 @@ use std::sync::atomic::{Ordering, fence};
 
 use zerocopy::{FromZeros, IntoBytes};
 
-use crate::rdma::memory::{RingMemory, access};
+use crate::rdma::memory::{RingMemory, Scope, access};
 use crate::rdma::wire::{ReceiveWqeHeader, SendWqeHeader, Sge, kick, qp_control, vendor_err};
 
 /// A producer index that the ring cannot hold.

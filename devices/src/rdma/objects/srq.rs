@@ -8,7 +8,7 @@ use super::queue::{ReceiveQueue, ReceiveWqe, RingFault, RingPlace};
 use super::slab::{HandleLayout, Slab};
 use super::turns::{Turn, Turns};
 use crate::rdma::events::{EventKind, Events, Raised};
-use crate::rdma::memory::{RingMemory, access};
+use crate::rdma::memory::{RingMemory, Scope, access};
 use crate::rdma::wire::{Le32, Sge, SrqAttributesBody, Status, srq_control};
 
 /// Receives and SGEs that all SRQs of a device together keep of QPs that went without using them.
@@ -382,7 +382,11 @@ mod tests {
             let ram = FakeRam::new(0x10000);
             let mut srqs = Srqs::new(4);
             let request = SrqRequest {
-                scope: Scope { context: 3, pd: 5, qp: 0 },
+                scope: Scope {
+                    context: 3,
+                    pd: 5,
+                    qp: 0,
+                },
                 max_sge: 1,
                 ring: ring(&ram, BASE, ENTRIES),
             };
@@ -431,7 +435,14 @@ mod tests {
             let wqe = self.next().unwrap().expect("a receive");
             assert_eq!(
                 (wqe.cqn, wqe.scope),
-                (7, Scope { context: 3, pd: 5, qp: 0 }),
+                (
+                    7,
+                    Scope {
+                        context: 3,
+                        pd: 5,
+                        qp: 0
+                    }
+                ),
                 "{wqe:?}"
             );
             assert_eq!(u64::from(self.sges[0].length.get()), wqe.wr_id);

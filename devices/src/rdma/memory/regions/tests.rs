@@ -1,7 +1,9 @@
 //! Regions by page lists and extents, to the byte; the limits.
 
 use super::*;
+use crate::rdma::memory::RegionRequest;
 use crate::rdma::test_utils::FakeRam;
+use crate::rdma::wire::access;
 
 const PD: u32 = 3;
 const OWNER: u32 = 4;
