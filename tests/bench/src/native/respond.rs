@@ -46,10 +46,10 @@ fn receive(ends: &mut [End], size: usize, ready: impl FnOnce(), stop: &AtomicBoo
             end.qps[n].publish_recvs();
         }
     }
-    ready();
     // Queue pairs with receives that the device does not know of yet.
     let most = ends.iter().map(|end| end.qps.len()).max().unwrap_or(0);
     let (mut written, mut is_written) = (Vec::with_capacity(most), vec![false; most]);
+    ready();
     while !stop.load(Ordering::Relaxed) {
         for end in &mut *ends {
             end.poll();
