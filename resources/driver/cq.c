@@ -242,6 +242,13 @@ static void vrdma_fill_wc(struct ib_wc *wc, struct vrdma_qp *qp,
 	wc->port_num = VRDMA_PORT;
 	if (flags & VIRTIO_RDMA_CQE_GRH)
 		wc->wc_flags |= IB_WC_GRH;
+	if (flags & VIRTIO_RDMA_CQE_ETHERNET) {
+		wc->wc_flags |= IB_WC_WITH_SMAC;
+		memcpy(wc->smac, cqe->smac, sizeof(wc->smac));
+		wc->vlan_id = le16_to_cpu(cqe->vlan);
+		if (wc->vlan_id != VIRTIO_RDMA_NO_VLAN)
+			wc->wc_flags |= IB_WC_WITH_VLAN;
+	}
 	if (flags & VIRTIO_RDMA_CQE_WITH_IMM) {
 		wc->wc_flags |= IB_WC_WITH_IMM;
 		wc->ex.imm_data = cqe->imm;

@@ -57,6 +57,16 @@ static const struct ib_device_ops vrdma_ops = {
 	INIT_RDMA_OBJ_SIZE(ib_ucontext, vrdma_ucontext, ibucontext),
 };
 
+static const struct ib_device_ops vrdma_datagram_ops = {
+	.attach_mcast = vrdma_attach_mcast,
+	.create_ah = vrdma_create_ah,
+	.create_user_ah = vrdma_create_ah,
+	.destroy_ah = vrdma_destroy_ah,
+	.detach_mcast = vrdma_detach_mcast,
+
+	INIT_RDMA_OBJ_SIZE(ib_ah, vrdma_ah, ibah),
+};
+
 /* Without these the core offers the device to processes only. */
 static const struct ib_device_ops vrdma_dma_mr_ops = {
 	.get_dma_mr = vrdma_get_dma_mr,
@@ -187,6 +197,8 @@ static int vrdma_register(struct vrdma_dev *dev)
 	       sizeof(ibdev->node_guid));
 	strscpy(ibdev->node_desc, "virtio-rdma", sizeof(ibdev->node_desc));
 	ib_set_device_ops(ibdev, &vrdma_ops);
+	if (vrdma_has(dev, VIRTIO_RDMA_F_UD))
+		ib_set_device_ops(ibdev, &vrdma_datagram_ops);
 	if (vrdma_has(dev, VIRTIO_RDMA_F_DMA_MR))
 		ib_set_device_ops(ibdev, &vrdma_dma_mr_ops);
 	if (vrdma_has(dev, VIRTIO_RDMA_F_FRWR))
@@ -315,6 +327,8 @@ static const struct virtio_device_id vrdma_ids[] = {
 MODULE_DEVICE_TABLE(virtio, vrdma_ids);
 
 static const unsigned int vrdma_features[] = {
+	VIRTIO_RDMA_F_UC,
+	VIRTIO_RDMA_F_UD,
 	VIRTIO_RDMA_F_ATOMICS,
 	VIRTIO_RDMA_F_FRWR,
 	VIRTIO_RDMA_F_MW,

@@ -121,6 +121,11 @@ int vrdma_query_device(struct ib_device *ibdev, struct ib_device_attr *attr,
 					   attr->max_qp, INT_MAX);
 	attr->atomic_cap = vrdma_has(dev, VIRTIO_RDMA_F_ATOMICS) ?
 			   IB_ATOMIC_GLOB : IB_ATOMIC_NONE;
+	attr->max_ah = vrdma_cap(wire->max_ah, INT_MAX);
+	attr->max_mcast_grp = vrdma_cap(wire->max_mcast_grp, 1U << 15);
+	attr->max_mcast_qp_attach = vrdma_cap(wire->max_mcast_qp, 1U << 15);
+	attr->max_total_mcast_qp_attach = attr->max_mcast_grp *
+					  attr->max_mcast_qp_attach;
 	attr->max_pkeys = 1;
 	attr->local_ca_ack_delay = vrdma_cap(wire->ack_delay, 31);
 	return 0;
@@ -132,6 +137,16 @@ void vrdma_get_fw_str(struct ib_device *ibdev, char *str)
 
 	snprintf(str, IB_FW_VERSION_NAME_MAX, "%llu.%llu.%llu", version >> 32,
 		 (version >> 16) & 0xffff, version & 0xffff);
+}
+
+/*
+ * MAD and CM need a GSI queue pair, and memory for the kernel to use with it;
+ * without them there is RoCE v2 with neither.
+ */
+static bool vrdma_has_gsi(const struct vrdma_dev *dev)
+{
+	return vrdma_has(dev, VIRTIO_RDMA_F_UD) &&
+	       vrdma_has(dev, VIRTIO_RDMA_F_DMA_MR);
 }
 
 int vrdma_query_port(struct ib_device *ibdev, u32 port,
@@ -148,6 +163,8 @@ int vrdma_query_port(struct ib_device *ibdev, u32 port,
 		return err;
 
 	attr->ip_gids = true;
+	if (vrdma_has_gsi(dev))
+		attr->port_cap_flags = IB_PORT_CM_SUP;
 	attr->gid_tbl_len = dev->gid_table_len;
 	attr->pkey_tbl_len = 1;
 	attr->max_msg_sz = le32_to_cpu(wire.max_msg_size);
@@ -183,18 +200,17 @@ int vrdma_query_pkey(struct ib_device *ibdev, u32 port, u16 index, u16 *pkey)
 	return 0;
 }
 
-/*
- * RoCE v2 with neither MAD nor CM yet: those need a GSI queue pair, which the
- * device has with VIRTIO_RDMA_F_UD only.
- */
 int vrdma_get_port_immutable(struct ib_device *ibdev, u32 port,
 			     struct ib_port_immutable *immutable)
 {
 	immutable->core_cap_flags = RDMA_CORE_CAP_PROT_ROCE_UDP_ENCAP |
 				    RDMA_CORE_CAP_ETH_AH;
+	if (vrdma_has_gsi(to_vdev(ibdev))) {
+		immutable->core_cap_flags = RDMA_CORE_PORT_IBA_ROCE_UDP_ENCAP;
+		immutable->max_mad_size = IB_MGMT_MAD_SIZE;
+	}
 	immutable->gid_tbl_len = to_vdev(ibdev)->gid_table_len;
 	immutable->pkey_tbl_len = 1;
-	immutable->max_mad_size = 0;
 	return 0;
 }
 
@@ -245,6 +261,8 @@ static const struct rdma_stat_desc vrdma_stats[VIRTIO_RDMA_NUM_COUNTERS] = {
 	[VIRTIO_RDMA_CNT_FLUSHED].name = "flushed",
 	[VIRTIO_RDMA_CNT_RX_DISCARDED].name = "rx_discarded",
 	[VIRTIO_RDMA_CNT_LOST].name = "lost",
+	[VIRTIO_RDMA_CNT_TX_DISCARDED].name = "tx_discarded",
+	[VIRTIO_RDMA_CNT_QKEY_ERRORS].name = "qkey_errors",
 };
 
 struct rdma_hw_stats *vrdma_alloc_hw_stats(struct ib_device *ibdev, u32 port)

@@ -147,6 +147,29 @@ static int vrdma_fill_opcode(struct vrdma_dev *dev,
 	return 0;
 }
 
+/*
+ * UC has no answers, and so neither READs nor atomics; a datagram is a SEND.
+ * Those two have the opcodes 0 to 3.
+ */
+static bool vrdma_can_send(const struct vrdma_qp *qp, u8 opcode)
+{
+	switch (qp->ibqp.qp_type) {
+	case IB_QPT_UC:
+		return opcode <= VIRTIO_RDMA_WQE_SEND_IMM;
+	case IB_QPT_UD:
+	case IB_QPT_GSI:
+		return opcode == VIRTIO_RDMA_WQE_SEND ||
+		       opcode == VIRTIO_RDMA_WQE_SEND_IMM;
+	default:
+		return true;
+	}
+}
+
+static bool vrdma_sends_datagrams(const struct vrdma_qp *qp)
+{
+	return qp->ibqp.qp_type == IB_QPT_UD || qp->ibqp.qp_type == IB_QPT_GSI;
+}
+
 static int vrdma_fill_send(struct vrdma_dev *dev, struct vrdma_qp *qp,
 			   struct virtio_rdma_send_wqe *wqe,
 			   const struct ib_send_wr *wr)
@@ -160,6 +183,13 @@ static int vrdma_fill_send(struct vrdma_dev *dev, struct vrdma_qp *qp,
 	err = vrdma_fill_opcode(dev, wqe, wr);
 	if (err)
 		return err;
+	if (!vrdma_can_send(qp, wqe->opcode))
+		return -EINVAL;
+	if (vrdma_sends_datagrams(qp)) {
+		wqe->dest_qpn = cpu_to_le32(ud_wr(wr)->remote_qpn);
+		wqe->qkey = cpu_to_le32(ud_wr(wr)->remote_qkey);
+		wqe->av = to_vah(ud_wr(wr)->ah)->av;
+	}
 	if (wr->send_flags & IB_SEND_SIGNALED)
 		wqe->flags |= VIRTIO_RDMA_WQE_SIGNALED;
 	if (wr->send_flags & IB_SEND_SOLICITED)

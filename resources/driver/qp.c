@@ -58,8 +58,22 @@ static int vrdma_qp_kernel_memory(struct vrdma_dev *dev, struct vrdma_qp *qp,
 	return 0;
 }
 
+static int vrdma_qp_type(struct vrdma_dev *dev, enum ib_qp_type type,
+			 struct ib_udata *udata)
+{
+	if (type == IB_QPT_RC)
+		return VIRTIO_RDMA_QPT_RC;
+	if (type == IB_QPT_UC && vrdma_has(dev, VIRTIO_RDMA_F_UC))
+		return VIRTIO_RDMA_QPT_UC;
+	if (type == IB_QPT_UD && vrdma_has(dev, VIRTIO_RDMA_F_UD))
+		return VIRTIO_RDMA_QPT_UD;
+	if (type == IB_QPT_GSI && vrdma_has(dev, VIRTIO_RDMA_F_UD) && !udata)
+		return VIRTIO_RDMA_QPT_GSI;
+	return -EOPNOTSUPP;
+}
+
 static int vrdma_qp_create(struct vrdma_dev *dev, struct vrdma_qp *qp,
-			   const struct ib_qp_init_attr *attr,
+			   const struct ib_qp_init_attr *attr, u32 type,
 			   const struct virtio_rdma_qp_layout *layout)
 {
 	struct virtio_rdma_create_qp *body;
@@ -72,7 +86,7 @@ static int vrdma_qp_create(struct vrdma_dev *dev, struct vrdma_qp *qp,
 		return -ENOMEM;
 	body = cmd->body;
 	body->pd = cpu_to_le32(to_vpd(qp->ibqp.pd)->pdn);
-	body->type = cpu_to_le32(VIRTIO_RDMA_QPT_RC);
+	body->type = cpu_to_le32(type);
 	body->send_cq = cpu_to_le32(to_vcq(attr->send_cq)->cqn);
 	body->recv_cq = cpu_to_le32(to_vcq(attr->recv_cq)->cqn);
 	if (attr->sq_sig_type == IB_SIGNAL_ALL_WR)
@@ -111,9 +125,12 @@ int vrdma_create_qp(struct ib_qp *ibqp, struct ib_qp_init_attr *attr,
 	struct vrdma_dev *dev = to_vdev(ibqp->device);
 	struct vrdma_qp *qp = to_vqp(ibqp);
 	struct virtio_rdma_qp_layout layout;
-	int err;
+	int type, err;
 
-	if (attr->qp_type != IB_QPT_RC || attr->create_flags || attr->srq)
+	type = vrdma_qp_type(dev, attr->qp_type, udata);
+	if (type < 0)
+		return type;
+	if (attr->create_flags || attr->srq)
 		return -EOPNOTSUPP;
 
 	qp->caps.send_wr = attr->cap.max_send_wr;
@@ -137,7 +154,7 @@ int vrdma_create_qp(struct ib_qp *ibqp, struct ib_qp_init_attr *attr,
 	if (err)
 		return err;
 
-	err = vrdma_qp_create(dev, qp, attr, &layout);
+	err = vrdma_qp_create(dev, qp, attr, type, &layout);
 	if (err)
 		goto err_buf;
 	err = xa_insert_irq(&dev->qps, ibqp->qp_num, qp, GFP_KERNEL);

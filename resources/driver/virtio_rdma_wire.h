@@ -68,6 +68,8 @@ enum virtio_rdma_opcode {
 	VIRTIO_RDMA_CMD_DESTROY_QP	= 0x0063,
 	VIRTIO_RDMA_CMD_ALLOC_MW	= 0x0090,
 	VIRTIO_RDMA_CMD_DEALLOC_MW	= 0x0091,
+	VIRTIO_RDMA_CMD_ATTACH_MCAST	= 0x00a0,
+	VIRTIO_RDMA_CMD_DETACH_MCAST	= 0x00a1,
 };
 
 enum virtio_rdma_status {
@@ -354,6 +356,8 @@ enum virtio_rdma_counter {
 	VIRTIO_RDMA_CNT_FLUSHED,
 	VIRTIO_RDMA_CNT_RX_DISCARDED,
 	VIRTIO_RDMA_CNT_LOST,
+	VIRTIO_RDMA_CNT_TX_DISCARDED,
+	VIRTIO_RDMA_CNT_QKEY_ERRORS,
 	VIRTIO_RDMA_NUM_COUNTERS,
 };
 
@@ -361,6 +365,13 @@ struct virtio_rdma_counters {
 	__le32	count;
 	__le32	reserved;
 	__le64	value[];
+};
+
+/* Section 4.10 */
+struct virtio_rdma_mcast {
+	__le32	qpn;
+	__le32	reserved;
+	__u8	gid[16];
 };
 
 /* Section 5: a QP's control block, one line for each writer. */
@@ -401,6 +412,18 @@ struct virtio_rdma_sge {
 	__le32	lkey;
 };
 
+/* Where a datagram goes, but for the queue pair there. */
+struct virtio_rdma_av {
+	__u8	dgid[16];
+	__le32	flow_label;
+	__u8	sgid_index;
+	__u8	hop_limit;
+	__u8	traffic_class;
+	__u8	sl;
+};
+
+#define VIRTIO_RDMA_MULTICAST_QPN	0xffffff
+
 /*
  * SGEs, or the inline bytes, follow. What REG_MR and BIND_MW have in these
  * fields is in section 5.1.
@@ -416,12 +439,23 @@ struct virtio_rdma_send_wqe {
 		__le32	inv_key;
 	};
 	__le32	rkey;
-	__le64	remote_addr;
-	__le64	compare_add;
-	__le64	swap;
-	__le32	num_pages;
-	__u8	page_shift;
-	__u8	reserved[11];
+	union {
+		struct {
+			__le64	remote_addr;
+			__le64	compare_add;
+			__le64	swap;
+			__le32	num_pages;
+			__u8	page_shift;
+			__u8	reserved[11];
+		};
+		/* Of a datagram. */
+		struct {
+			__le32	dest_qpn;
+			__le32	qkey;
+			struct virtio_rdma_av	av;
+			__u8	reserved1[8];
+		};
+	};
 };
 
 /* Section 6: SGEs follow. */
@@ -451,6 +485,7 @@ struct virtio_rdma_cq_ctrl {
 #define VIRTIO_RDMA_CQE_WITH_IMM	0x2
 #define VIRTIO_RDMA_CQE_WITH_INV	0x4
 #define VIRTIO_RDMA_CQE_SEND_QUEUE	0x8
+#define VIRTIO_RDMA_CQE_ETHERNET	0x10
 
 #define VIRTIO_RDMA_CQE_PHASE		0x1
 
@@ -530,6 +565,7 @@ _Static_assert(sizeof(struct virtio_rdma_create_cq) == 48, "create_cq");
 _Static_assert(sizeof(struct virtio_rdma_create_qp) == 104, "create_qp");
 _Static_assert(sizeof(struct virtio_rdma_qp_attr) == 72, "qp_attr");
 _Static_assert(sizeof(struct virtio_rdma_qp_ctrl) == 256, "qp_ctrl");
+_Static_assert(sizeof(struct virtio_rdma_mcast) == 24, "mcast");
 _Static_assert(sizeof(struct virtio_rdma_send_wqe) == 64, "send_wqe");
 _Static_assert(sizeof(struct virtio_rdma_recv_wqe) == 16, "recv_wqe");
 _Static_assert(sizeof(struct virtio_rdma_sge) == 16, "sge");

@@ -13,6 +13,7 @@
  * frwr.c      memory regions of kernel users
  * mw.c        memory windows
  * cq.c qp.c   completion queues, queue pairs
+ * ah.c        address handles, multicast groups
  * post.c      posting to queue pairs of kernel users
  */
 #ifndef VRDMA_H
@@ -196,6 +197,11 @@ struct vrdma_qp {
 	struct vrdma_wq rq;
 };
 
+struct vrdma_ah {
+	struct ib_ah ibah;
+	struct virtio_rdma_av av;
+};
+
 #define VRDMA_TO(name, type, member, core)				\
 static inline struct type *name(struct core *object)			\
 {									\
@@ -209,6 +215,7 @@ VRDMA_TO(to_vmr, vrdma_mr, ibmr, ib_mr)
 VRDMA_TO(to_vmw, vrdma_mw, ibmw, ib_mw)
 VRDMA_TO(to_vcq, vrdma_cq, ibcq, ib_cq)
 VRDMA_TO(to_vqp, vrdma_qp, ibqp, ib_qp)
+VRDMA_TO(to_vah, vrdma_ah, ibah, ib_ah)
 
 static inline bool vrdma_has(const struct vrdma_dev *dev, unsigned int feature)
 {
@@ -334,6 +341,13 @@ int vrdma_query_qp(struct ib_qp *ibqp, struct ib_qp_attr *attr, int mask,
 int vrdma_destroy_qp(struct ib_qp *ibqp, struct ib_udata *udata);
 struct vrdma_qp *vrdma_qp_get(struct vrdma_dev *dev, u32 qpn);
 void vrdma_qp_put(struct vrdma_qp *qp);
+
+/* ah.c */
+int vrdma_create_ah(struct ib_ah *ibah, struct rdma_ah_init_attr *init_attr,
+		    struct ib_udata *udata);
+int vrdma_destroy_ah(struct ib_ah *ibah, u32 flags);
+int vrdma_attach_mcast(struct ib_qp *ibqp, union ib_gid *gid, u16 lid);
+int vrdma_detach_mcast(struct ib_qp *ibqp, union ib_gid *gid, u16 lid);
 
 /* post.c */
 void vrdma_wq_init(struct vrdma_wq *wq, void *ring, u32 entries, u32 stride,

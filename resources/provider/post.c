@@ -145,6 +145,23 @@ static int vrdma_fill_opcode(const struct vrdma_qp *qp,
 	return 0;
 }
 
+/*
+ * UC has no answers, and so neither READs nor atomics; a datagram is a SEND.
+ * Those two have the opcodes 0 to 3.
+ */
+static bool vrdma_can_send(const struct vrdma_qp *qp, uint8_t opcode)
+{
+	switch (qp->ibv_qp.qp_type) {
+	case IBV_QPT_UC:
+		return opcode <= VIRTIO_RDMA_WQE_SEND_IMM;
+	case IBV_QPT_UD:
+		return opcode == VIRTIO_RDMA_WQE_SEND ||
+		       opcode == VIRTIO_RDMA_WQE_SEND_IMM;
+	default:
+		return true;
+	}
+}
+
 static int vrdma_fill_send(const struct vrdma_qp *qp,
 			   struct virtio_rdma_send_wqe *wqe,
 			   const struct ibv_send_wr *wr)
@@ -158,6 +175,13 @@ static int vrdma_fill_send(const struct vrdma_qp *qp,
 	ret = vrdma_fill_opcode(qp, wqe, wr);
 	if (ret)
 		return ret;
+	if (unlikely(!vrdma_can_send(qp, wqe->opcode)))
+		return EINVAL;
+	if (qp->ibv_qp.qp_type == IBV_QPT_UD) {
+		wqe->dest_qpn = htole32(wr->wr.ud.remote_qpn);
+		wqe->qkey = htole32(wr->wr.ud.remote_qkey);
+		wqe->av = to_vah(wr->wr.ud.ah)->av;
+	}
 	if (wr->send_flags & IBV_SEND_SIGNALED)
 		wqe->flags |= VIRTIO_RDMA_WQE_SIGNALED;
 	if (wr->send_flags & IBV_SEND_SOLICITED)

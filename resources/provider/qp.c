@@ -34,6 +34,21 @@ static int vrdma_init_queues(struct vrdma_qp *qp,
 	return ret;
 }
 
+static bool vrdma_has_type(const struct vrdma_context *ctx,
+			   enum ibv_qp_type type)
+{
+	switch (type) {
+	case IBV_QPT_RC:
+		return true;
+	case IBV_QPT_UC:
+		return ctx->features & (1U << VIRTIO_RDMA_F_UC);
+	case IBV_QPT_UD:
+		return ctx->features & (1U << VIRTIO_RDMA_F_UD);
+	default:
+		return false;
+	}
+}
+
 struct ibv_qp *vrdma_create_qp(struct ibv_pd *pd,
 			       struct ibv_qp_init_attr *attr)
 {
@@ -50,7 +65,7 @@ struct ibv_qp *vrdma_create_qp(struct ibv_pd *pd,
 	struct vrdma_qp *qp;
 	int ret;
 
-	if (attr->qp_type != IBV_QPT_RC || attr->srq) {
+	if (!vrdma_has_type(ctx, attr->qp_type) || attr->srq) {
 		errno = EOPNOTSUPP;
 		return NULL;
 	}

@@ -55,6 +55,7 @@ int ibv_cmd_create_qp(struct ibv_pd *pd, struct ibv_qp *qp,
 		      size_t resp_size)
 {
 	qp->context = pd->context;
+	qp->qp_type = attr->qp_type;
 	qp->qp_num = next_qpn++;
 	qp->send_cq = attr->send_cq;
 	qp->recv_cq = attr->recv_cq;
@@ -126,7 +127,8 @@ static void device_complete(struct device_cq *dev, struct vrdma_qp *qp,
 /* One context, and in it what a test asks for. */
 
 static struct vrdma_context context = {
-	.features = 1U << VIRTIO_RDMA_F_ATOMICS,
+	.features = 1U << VIRTIO_RDMA_F_ATOMICS | 1U << VIRTIO_RDMA_F_UC |
+		    1U << VIRTIO_RDMA_F_UD,
 	.limits = {
 		.max_send_wr = 1024,
 		.max_recv_wr = 1024,
@@ -300,6 +302,48 @@ static void test_post_send(void)
 	CHECK(!vrdma_destroy_cq(&cq->ibv_cq));
 }
 
+/* What UC and UD send, and how a datagram is addressed. */
+static void test_unacknowledged(void)
+{
+	struct vrdma_ah ah = {
+		.av = { .dgid = { 0xfe, 0x80, [15] = 7 },
+			.flow_label = htole32(0x12345),
+			.sgid_index = 3,
+			.hop_limit = 64,
+			.traffic_class = 8,
+			.sl = 5 },
+	};
+	struct vrdma_cq *cq = new_cq(16);
+	struct vrdma_qp *qp = new_qp(
+		cq, (struct ibv_qp_cap){ 4, 1, 1, 1, 0 }, IBV_QPS_RTS);
+	struct ibv_send_wr wr = { .opcode = IBV_WR_RDMA_READ }, *bad;
+	struct virtio_rdma_send_wqe *wqe = send_slot(qp, 0);
+	const uint8_t *bytes = (uint8_t *)wqe;
+
+	qp->ibv_qp.qp_type = IBV_QPT_UC;
+	CHECK(vrdma_post_send(&qp->ibv_qp, &wr, &bad) == EINVAL);
+	wr.opcode = IBV_WR_ATOMIC_CMP_AND_SWP;
+	CHECK(vrdma_post_send(&qp->ibv_qp, &wr, &bad) == EINVAL);
+	wr.opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
+	CHECK(!vrdma_post_send(&qp->ibv_qp, &wr, &bad));
+
+	qp->ibv_qp.qp_type = IBV_QPT_UD;
+	wr.wr.ud.ah = &ah.ibv_ah;
+	wr.wr.ud.remote_qpn = 0x112233;
+	wr.wr.ud.remote_qkey = 0x44556677;
+	CHECK(vrdma_post_send(&qp->ibv_qp, &wr, &bad) == EINVAL);
+	wr.opcode = IBV_WR_SEND_WITH_IMM;
+	CHECK(!vrdma_post_send(&qp->ibv_qp, &wr, &bad));
+	bytes += qp->sq.stride;
+	CHECK(!memcmp(bytes + 24, "\x33\x22\x11\0\x77\x66\x55\x44", 8));
+	CHECK(bytes[32] == 0xfe && bytes[33] == 0x80 && bytes[47] == 7);
+	CHECK(!memcmp(bytes + 48, "\x45\x23\x01\0\x03\x40\x08\x05", 8));
+	CHECK(le32toh(qp->ctrl->sq_producer) == 2);
+
+	CHECK(!vrdma_destroy_qp(&qp->ibv_qp));
+	CHECK(!vrdma_destroy_cq(&cq->ibv_cq));
+}
+
 static void test_laps(void)
 {
 	struct vrdma_cq *cq = new_cq(4);
@@ -418,6 +462,7 @@ int main(void)
 {
 	test_layout();
 	test_post_send();
+	test_unacknowledged();
 	test_laps();
 	test_clean();
 	test_arm();

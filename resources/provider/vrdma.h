@@ -8,6 +8,7 @@
  * buf.c	memory of rings; queue pairs by number
  * cq.c		completion queues
  * qp.c		queue pairs
+ * ah.c		address handles
  * post.c	posting
  */
 #ifndef VRDMA_H
@@ -93,6 +94,11 @@ struct vrdma_qp {
 	struct vrdma_buf buf;
 };
 
+struct vrdma_ah {
+	struct ibv_ah ibv_ah;
+	struct virtio_rdma_av av;
+};
+
 static inline struct vrdma_context *to_vctx(struct ibv_context *ibv_ctx)
 {
 	return container_of(ibv_ctx, struct vrdma_context, ibv_ctx.context);
@@ -106,6 +112,11 @@ static inline struct vrdma_cq *to_vcq(struct ibv_cq *ibv_cq)
 static inline struct vrdma_qp *to_vqp(struct ibv_qp *ibv_qp)
 {
 	return container_of(ibv_qp, struct vrdma_qp, ibv_qp);
+}
+
+static inline struct vrdma_ah *to_vah(struct ibv_ah *ibv_ah)
+{
+	return container_of(ibv_ah, struct vrdma_ah, ibv_ah);
 }
 
 /*
@@ -174,6 +185,10 @@ int vrdma_bind_mw(struct ibv_qp *qp, struct ibv_mw *mw,
 		  struct ibv_mw_bind *bind);
 void vrdma_fill_bind(struct virtio_rdma_send_wqe *wqe, uint32_t rkey,
 		     const struct ibv_mw_bind_info *info);
+
+/* ah.c */
+struct ibv_ah *vrdma_create_ah(struct ibv_pd *pd, struct ibv_ah_attr *attr);
+int vrdma_destroy_ah(struct ibv_ah *ibv_ah);
 
 /* post.c */
 int vrdma_wq_init(struct vrdma_wq *wq, void *ring, uint32_t entries,

@@ -2,6 +2,7 @@
 //!
 //! Runs where `/dev/kvm` boots stock kernels: under `tests/lab.sh`.
 
+mod connections;
 mod faults;
 mod life;
 mod sweep;
@@ -31,6 +32,8 @@ const SCENARIOS: &[Scenario] = &[
     ("overhead", life::overhead, 180),
     ("devinfo", verbs::devinfo, 180),
     ("pingpong", verbs::pingpong, 300),
+    ("datagrams", connections::datagrams, 300),
+    ("rdma-cm", connections::rdma_cm, 300),
     ("sweep", sweep::sweep, 900),
     ("dead-peer", faults::dead_peer, 300),
     ("paused-target", faults::paused_target, 300),

@@ -34,11 +34,16 @@ pub fn pingpong(lab: &Lab) -> Result<()> {
 
 /// The same on Debian 12: kernel 6.1 and rdma-core 44.
 pub fn pingpong_between(a: &Vm, b: &Vm) -> Result<()> {
-    for (port, options) in [(18_600, ""), (18_610, "-e")] {
+    pingpong_with("ibv_rc_pingpong", 18_600, a, b)
+}
+
+/// A pingpong, on some TCP ports from `first` on.
+pub fn pingpong_with(tool: &str, first: u16, a: &Vm, b: &Vm) -> Result<()> {
+    for (port, options) in [(first, ""), (first + 10, "-e")] {
         for (offset, client, server) in [(0, a, b), (1, b, a), (2, a, a)] {
             let port = port + offset;
             let command = format!(
-                "ibv_rc_pingpong -c -g {} -p {port} -n 200 {options}",
+                "{tool} -c -g {} -p {port} -n 200 {options}",
                 roce_v2_index(client)?
             );
             let mut serving = server.start(&serve(&command, port))?;

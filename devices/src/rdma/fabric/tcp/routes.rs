@@ -125,6 +125,7 @@ mod tests {
         assert_eq!(routes.get(&GID, |_| true), Some(PeerId(1)));
         assert_eq!(routes.get(&GID, |peer| peer == PeerId(2)), Some(PeerId(2)));
         assert_eq!(routes.get(&GID, |_| false), Some(PeerId(2)));
+        assert!(routes.all(&GID).eq([PeerId(1), PeerId(2)]));
 
         assert!(routes.remove(PeerId(1), &GID));
         assert_eq!(routes.get(&GID, |_| true), Some(PeerId(2)));
@@ -143,6 +144,7 @@ mod tests {
             (vec![GID, [2; 16]], vec![])
         );
         assert_eq!(routes.get(&GID, |_| true), Some(PeerId::LOCAL));
+        assert!(routes.all(&GID).eq([PeerId::LOCAL, PeerId(1)]));
         assert_eq!(
             routes.set_own(&[[2; 16], [3; 16]]),
             (vec![[3; 16]], vec![GID])
