@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use conformance::layout::{Cqe, send, wc};
+use conformance::layout::{Cqe, DatagramAddress, qp_type, send, wc};
 use conformance::node::QpOptions;
 use conformance::random::{Random, Source, payload};
 use conformance::rings::{Arm, SendWr};
@@ -60,10 +60,43 @@ fn sleep(side: &mut Side, what: &str) -> Cqe {
 }
 
 fn ping_pong(kind: Kind, device_spin: Duration, rounds: u64, waits: fn(&mut Side, &str) -> Cqe) {
+    ping_pong_over(qp_type::RC, kind, device_spin, rounds, waits);
+}
+
+/// Over a QP type. A process checks that nothing is lost, so what may be lost has to find a link and a receive.
+fn ping_pong_over(
+    qp_type: u32,
+    kind: Kind,
+    device_spin: Duration,
+    rounds: u64,
+    waits: fn(&mut Side, &str) -> Cqe,
+) {
     let _watchdog = Watchdog::new("ping-pong", Duration::from_secs(120));
     let world = world(kind, device_spin);
-    let (mut a, mut b) = sides(&world);
-    b.recv(0, 0, 64);
+    let qp = QpOptions {
+        kind: qp_type,
+        ..Default::default()
+    };
+    let options = SideOptions {
+        qp,
+        ..Default::default()
+    };
+    let (mut a, mut b) = connected(&world, &options, &Connection::default());
+    let datagrams = qp_type == qp_type::UD;
+    let data = if datagrams { 40 } else { 0 };
+    let address = |of: &Side| {
+        datagrams.then(|| DatagramAddress {
+            dest_qpn: of.qp.qpn,
+            qkey: Connection::default().qkey,
+            dgid: of.node.gid,
+            ..Default::default()
+        })
+    };
+    let (to_a, to_b) = (address(&a), address(&b));
+    if qp_type != qp_type::RC {
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    b.recv(0, 0, 128);
     let mut random = Random::new(5);
     let far = std::thread::spawn(move || {
         // The two queues of a QP complete in no order to each other: the next question may overtake the answer's CQE.
@@ -78,19 +111,25 @@ fn ping_pong(kind: Kind, device_spin: Duration, rounds: u64, waits: fn(&mut Side
             let n = questions;
             assert_eq!(cqe.wr_id, 2 * n);
             questions += 1;
-            b.recv(2 * n + 2, 0, 64);
-            b.send(&SendWr::signaled(2 * n + 1, send::SEND).with_inline(&n.to_le_bytes()));
+            b.recv(2 * n + 2, 0, 128);
+            b.send(&SendWr {
+                datagram: to_a,
+                ..SendWr::signaled(2 * n + 1, send::SEND).with_inline(&n.to_le_bytes())
+            });
         }
         b
     });
     for n in 0..rounds {
-        a.recv(2 * n, 0, 64);
-        a.send(&SendWr::signaled(2 * n + 1, send::SEND).with_inline(&n.to_le_bytes()));
+        a.recv(2 * n, 0, 128);
+        a.send(&SendWr {
+            datagram: to_b,
+            ..SendWr::signaled(2 * n + 1, send::SEND).with_inline(&n.to_le_bytes())
+        });
         for _ in 0..2 {
             let cqe = waits(&mut a, "question or answer");
             assert_eq!(cqe.wr_id, if cqe.is_send() { 2 * n + 1 } else { 2 * n });
         }
-        assert_eq!(a.mr.read(0, 8), n.to_le_bytes());
+        assert_eq!(a.mr.read(data, 8), n.to_le_bytes());
         // Pauses of every length around the device's own, so that posts meet it on its way to sleep.
         let pause = Duration::from_nanos(random.below(if device_spin.is_zero() {
             8_000
@@ -117,6 +156,21 @@ fn no_post_is_missed_by_a_device_on_its_way_to_sleep() {
 fn no_post_is_missed_by_a_device_that_sleeps_at_once() {
     ping_pong(Kind::Tcp, Duration::ZERO, 1000, spin);
     ping_pong(Kind::Loopback, Duration::ZERO, 20_000, spin);
+}
+
+#[test]
+fn no_post_of_uc_or_ud_is_missed() {
+    for qp_type in [qp_type::UC, qp_type::UD] {
+        ping_pong_over(qp_type, Kind::Tcp, Duration::ZERO, 1000, spin);
+        ping_pong_over(
+            qp_type,
+            Kind::Loopback,
+            Duration::from_micros(30),
+            5000,
+            sleep,
+        );
+        ping_pong_over(qp_type, Kind::Pair, Duration::from_micros(30), 1000, sleep);
+    }
 }
 
 #[test]

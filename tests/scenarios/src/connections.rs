@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 
 use crate::perftest::Run;
-use crate::verbs::pingpong_with;
+use crate::verbs::one_pingpong;
 use crate::vm::{Lab, Vm};
 
 /// What a command may take.
@@ -14,8 +14,11 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// UC and UD: the pingpongs, which check contents, and perftest. Receives are posted for all that is sent: nothing is repeated here.
 pub fn datagrams(lab: &Lab) -> Result<()> {
     let (a, b) = lab.boot_pair(&[])?;
-    pingpong_with("ibv_uc_pingpong", 18_700, &a, &b)?;
-    pingpong_with("ibv_ud_pingpong", 18_730, &a, &b)?;
+    for (port, tool) in [(18_700, "ibv_uc_pingpong"), (18_710, "ibv_ud_pingpong")] {
+        one_pingpong(tool, "", port, &a, &b)?;
+        one_pingpong(tool, "-e", port + 1, &b, &a)?;
+        one_pingpong(tool, "", port + 2, &a, &a)?;
+    }
     for (port, tool, options) in [
         (18_760, "ib_send_bw", "-c UD -r 512"),
         (18_761, "ib_send_lat", "-c UD"),

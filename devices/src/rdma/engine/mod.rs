@@ -17,7 +17,7 @@
 //! | [`control`] | changes of state that a command brings about |
 //! | [`timer`], [`sge`], [`completion`], [`transport`] | timers, local memory, CQEs, what a connection remembers |
 //!
-//! Completion rule: no work request completes with success before the far side has said that it is placed.
+//! Completion rule: no work request of a reliable connection completes with success before the far side has said that it is placed.
 
 use std::collections::VecDeque;
 use std::time::Instant;

@@ -84,6 +84,7 @@ pub(super) fn step(qp: &mut Qp, env: &mut Env<'_>, fabric: &mut dyn Fabric) -> S
 fn finish(qp: &mut Qp) {
     let requester = &mut qp.transport.requester;
     requester::pop(requester);
+    requester.acked = requester.oldest;
     (requester.offset, requester.halted, requester.since) = (0, false, None);
 }
 

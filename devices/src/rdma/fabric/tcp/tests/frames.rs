@@ -128,7 +128,11 @@ fn a_stream_cut_at_every_place_is_put_together() {
         frames += expected.len();
         run(&mut [&mut node], |nodes| nodes[0].sink.frames() == frames);
         let payloads = node.sink.payloads();
-        assert_eq!(payloads[frames - expected.len()..], expected, "cut at {cut}");
+        assert_eq!(
+            payloads[frames - expected.len()..],
+            expected,
+            "cut at {cut}"
+        );
     }
 }
 
