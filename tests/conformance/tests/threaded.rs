@@ -6,7 +6,7 @@ use conformance::layout::{Cqe, DatagramAddress, qp_type, send, wc};
 use conformance::node::QpOptions;
 use conformance::random::{Random, Source, payload};
 use conformance::rings::{Arm, SendWr};
-use conformance::side::{Connection, Side, SideOptions, connect, connected, sides};
+use conformance::side::{Connection, Side, SideOptions, connect, connected};
 use conformance::watchdog::Watchdog;
 use conformance::world::{Kind, Options, World};
 
