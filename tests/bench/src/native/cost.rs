@@ -6,9 +6,9 @@ use anyhow::Result;
 
 use super::drive::{Load, Op};
 use super::end::Shape;
-use super::rig::{Rig, Shared};
+use super::rig::{Rig, Shared, beside_tcp};
 use crate::options::{Options, size_label};
-use crate::samples::{Samples, interleaved};
+use crate::samples::Samples;
 use crate::table::{Axis, Row, Table};
 
 /// Size and depth.
@@ -33,15 +33,7 @@ fn measure(options: &Options, op: Op, size: usize, depth: u32) -> Result<Vec<Row
     let shape = Shape::inline(1, depth);
     let load = Load::new(op, size, depth);
     let rig = Shared::new(Rig::new(&shape)?);
-    let run = || {
-        interleaved(
-            options.rounds,
-            &mut [
-                Box::new(|| rig.borrow_mut().stream(load, time)),
-                Box::new(|| rig.borrow_mut().tcp(size, 1, time)),
-            ],
-        )
-    };
+    let run = || beside_tcp(&rig, load, options.rounds, time);
     let results = run()?;
     // Counting slows calls down: what is counted is not timed.
     rig.borrow_mut().count_calls = true;

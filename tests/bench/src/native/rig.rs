@@ -5,12 +5,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 
-use super::drive::{Load, Places, Requester};
+use super::drive::{Load, Op, Places, Requester};
 use super::end::{Card, End, FOOTPRINT, Shape, losses, transfers};
 use super::peer::{Answer, Order, Peer};
 use super::process::{Meter, Usage, pin};
 use super::tcp::{self, Reception, Way};
-use crate::samples::quantile;
+use crate::samples::{interleaved, quantile};
 
 /// A figure of a stream: of a device, of TCP, of memory.
 #[derive(Clone, Copy, Debug)]
@@ -312,4 +312,37 @@ pub fn memory_copy(size: usize, time: Duration) -> Result<Stream> {
         messages,
         meter.usage(),
     ))
+}
+
+/// Each round of a device, and of what it is measured beside.
+pub type Beside<T> = [Vec<T>; 2];
+
+/// A stream, and bare TCP with one write for each message.
+pub fn beside_tcp(
+    rig: &Shared,
+    load: Load,
+    rounds: usize,
+    time: Duration,
+) -> Result<Beside<Stream>> {
+    let results = interleaved(
+        rounds,
+        &mut [
+            Box::new(|| rig.borrow_mut().stream(load, time)),
+            Box::new(|| rig.borrow_mut().tcp(load.size, 1, time)),
+        ],
+    )?;
+    Ok(results.try_into().expect("two subjects"))
+}
+
+/// An 8-byte WRITE from post to CQE, and a ping-pong of bare TCP of that size.
+pub fn beside_ping_pong(rig: &Shared, rounds: usize, time: Duration) -> Result<Beside<Latency>> {
+    let load = Load::one_by_one(Op::Write, 8);
+    let results = interleaved(
+        rounds,
+        &mut [
+            Box::new(|| rig.borrow_mut().latency(load, None, time)),
+            Box::new(|| rig.borrow_mut().ping_pong(8, 8, time)),
+        ],
+    )?;
+    Ok(results.try_into().expect("two subjects"))
 }

@@ -6,9 +6,9 @@ use anyhow::Result;
 
 use super::drive::{Load, Op};
 use super::end::Shape;
-use super::rig::{Latency, Rig, Shared, Stream};
+use super::rig::{Latency, Rig, Shared, Stream, beside_ping_pong, beside_tcp};
 use crate::options::{Options, size_label};
-use crate::samples::{Samples, interleaved};
+use crate::samples::Samples;
 use crate::table::{Axis, Row, Table, Target};
 
 /// A stream against bare TCP with one write a message.
@@ -61,13 +61,7 @@ fn measure(case: &Case, options: &Options) -> Result<Row> {
     let rig = Shared::new(Rig::new(&shape)?);
     let load = Load::new(case.op, case.size, case.depth);
     let time = time(options);
-    let results = interleaved(
-        options.rounds,
-        &mut [
-            Box::new(|| rig.borrow_mut().stream(load, time)),
-            Box::new(|| rig.borrow_mut().tcp(case.size, 1, time)),
-        ],
-    )?;
+    let results = beside_tcp(&rig, load, options.rounds, time)?;
     let small = case.size < 1024;
     let figure = |s: &Stream| if small { s.rate / 1e6 } else { s.gbps };
     let [ours, tcp] = [0, 1].map(|n| Samples::of(&results[n], figure));
@@ -83,15 +77,8 @@ fn measure(case: &Case, options: &Options) -> Result<Row> {
 fn latency(options: &Options) -> Result<Row> {
     let shape = Shape::inline(1, 1);
     let rig = Shared::new(Rig::new(&shape)?);
-    let load = Load::one_by_one(Op::Write, 8);
     let time = time(options);
-    let results = interleaved(
-        options.rounds,
-        &mut [
-            Box::new(|| rig.borrow_mut().latency(load, None, time)),
-            Box::new(|| rig.borrow_mut().ping_pong(8, 8, time)),
-        ],
-    )?;
+    let results = beside_ping_pong(&rig, options.rounds, time)?;
     let [ours, tcp] = [0, 1].map(|n| Samples::of(&results[n], |l: &Latency| l.p50));
     Ok(Row::measured("WRITE, post to CQE", &ours, "us")
         .size(8)

@@ -7,9 +7,9 @@ use anyhow::Result;
 use super::drive::{Load, Op};
 use super::end::Shape;
 use super::latency::{PERCENTILES, Percentile};
-use super::rig::{Rig, Shared, Stream};
+use super::rig::{Rig, Shared, Stream, beside_ping_pong, beside_tcp};
 use crate::options::{Options, size_label};
-use crate::samples::{Samples, interleaved};
+use crate::samples::Samples;
 use crate::table::{Axis, Row, Table};
 
 /// How long the thread looks for work before it sleeps, as in the monitor.
@@ -46,13 +46,7 @@ fn stream(options: &Options, op: Op, size: usize, depth: u32) -> Result<Vec<Row>
     let time = options.time(Duration::from_millis(150));
     let rig = Shared::new(Rig::new(&shape(depth))?);
     let load = Load::new(op, size, depth);
-    let results = interleaved(
-        options.rounds,
-        &mut [
-            Box::new(|| rig.borrow_mut().stream(load, time)),
-            Box::new(|| rig.borrow_mut().tcp(size, 1, time)),
-        ],
-    )?;
+    let results = beside_tcp(&rig, load, options.rounds, time)?;
     let row = |case: &str, unit, figure: fn(&Stream) -> f64| {
         let [ours, tcp] = [0, 1].map(|n| Samples::of(&results[n], figure));
         Row::measured(format!("{}{case}", op.name()), &ours, unit)
@@ -70,14 +64,7 @@ fn stream(options: &Options, op: Op, size: usize, depth: u32) -> Result<Vec<Row>
 fn latency(options: &Options) -> Result<Vec<Row>> {
     let time = options.time(Duration::from_millis(200));
     let rig = Shared::new(Rig::new(&shape(1))?);
-    let load = Load::one_by_one(Op::Write, 8);
-    let results = interleaved(
-        options.rounds,
-        &mut [
-            Box::new(|| rig.borrow_mut().latency(load, None, time)),
-            Box::new(|| rig.borrow_mut().ping_pong(8, 8, time)),
-        ],
-    )?;
+    let results = beside_ping_pong(&rig, options.rounds, time)?;
     let row = |(percentile, figure): Percentile| {
         let [ours, tcp] = [0, 1].map(|n| Samples::of(&results[n], figure));
         Row::measured(format!("WRITE, post to CQE, {percentile}"), &ours, "us")
