@@ -136,6 +136,8 @@ fn qemu(lab: &Lab, tap: &str, console: &Path) -> Command {
     let mut command = Command::new("qemu-system-x86_64");
     command
         .args(["-nodefaults", "-no-user-config", "-no-reboot"])
+        // Threads get names, by which vCPUs are known.
+        .args(["-name", "bench,debug-threads=on"])
         .args(["-display", "none", "-cpu", "host", "-smp", "1"])
         .args([
             "-machine",
