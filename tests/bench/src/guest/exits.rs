@@ -31,8 +31,8 @@ static CASES: [Case; 2] = [
     Case {
         tool: "ib_write_lat",
         depth: 1,
-        ours: [[1000, 101_000], [50, 550]],
-        reference: [[1000, 21_000], [50, 250]],
+        ours: [[1000, 101_000], [20, 220]],
+        reference: [[1000, 21_000], [20, 100]],
     },
 ];
 

@@ -57,9 +57,9 @@ static LATENCY: Kind = Kind {
     column: 4,
     depth: 1,
     sizes: [
-        Size(64, [5000, 60]),
-        Size(4096, [5000, 60]),
-        Size(65_536, [2000, 60]),
+        Size(64, [5000, 40]),
+        Size(4096, [5000, 40]),
+        Size(65_536, [2000, 40]),
     ],
     targets: [Target::AtMost(0.5); 3],
 };
