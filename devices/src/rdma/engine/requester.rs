@@ -20,8 +20,7 @@ const MAX_IN_FLIGHT: usize = 256;
 /// Largest payload of a frame, if the fabric takes it: what a QP sends before another has its turn.
 const MAX_SEGMENT: u32 = 256 << 10;
 
-/// Messages and bytes that a QP may send in one round.
-const ROUND_MESSAGES: u32 = 32;
+/// Bytes that a QP may send in one round.
 const ROUND_BYTES: u32 = 256 << 10;
 
 /// What a round of a QP came to.
@@ -37,12 +36,12 @@ pub(super) enum Step {
     Idle,
 }
 
-/// One bounded round: takes WQEs and sends frames.
-pub(super) fn step(qp: &mut Qp, env: &mut Env<'_>, fabric: &mut dyn Fabric) -> Step {
+/// One bounded round: takes WQEs, up to `limit` of them, and sends frames.
+pub(super) fn step(qp: &mut Qp, env: &mut Env<'_>, fabric: &mut dyn Fabric, limit: usize) -> Step {
     let (mut messages, mut bytes) = (0, 0);
     retry::ask(qp, fabric);
     let step = loop {
-        if messages >= ROUND_MESSAGES || bytes >= ROUND_BYTES {
+        if bytes >= ROUND_BYTES {
             break Step::Worked;
         }
         let requester = &qp.transport.requester;
@@ -60,6 +59,10 @@ pub(super) fn step(qp: &mut Qp, env: &mut Env<'_>, fabric: &mut dyn Fabric) -> S
             if requester.halted || requester.outstanding() >= MAX_IN_FLIGHT {
                 break Step::Blocked;
             }
+            // Here, so that what was taken is sent too: a frame left behind would be a batch of its own.
+            if messages >= limit {
+                break Step::Worked;
+            }
             if requester.taken == requester.produced {
                 match qp.sq.pending(requester.taken) {
                     Ok(produced) => qp.transport.requester.produced = produced,
@@ -73,8 +76,13 @@ pub(super) fn step(qp: &mut Qp, env: &mut Env<'_>, fabric: &mut dyn Fabric) -> S
                     break Step::Idle;
                 }
             }
+            // While others are under way their timer goes off no later than this one's would.
+            let under_way = !qp.transport.requester.messages.is_empty();
+            let watched = under_way && qp.transport.timer.is_some();
             take(qp, env);
-            retry::watch(qp, env);
+            if !watched {
+                retry::watch(qp, env);
+            }
             messages += 1;
             continue;
         }
@@ -251,11 +259,15 @@ fn transmit(qp: &mut Qp, env: &mut Env<'_>, fabric: &mut dyn Fabric) -> Result<u
             return Err(Step::Blocked);
         }
     }
-    let Some(peer) = qp.transport.peer.filter(|peer| fabric.is_up(*peer)) else {
+    let Some(peer) = qp.transport.peer else {
         return Err(Step::Blocked);
     };
     if !fabric.can_send(peer) {
-        return Err(Step::Full);
+        return Err(if fabric.is_up(peer) {
+            Step::Full
+        } else {
+            Step::Blocked
+        });
     }
     let seq = requester.oldest.wrapping_add(requester.position);
     let mut header = FrameHeader {

@@ -18,6 +18,11 @@ use requester::Step;
 const ROUND_QPS: usize = 64;
 const ROUND_TIMERS: usize = 256;
 
+/// Messages that may be sent in one round, and how many of them one QP may send. A batch costs the same system calls whatever its size,
+/// so a QP alone sends large ones; much more than half of a queue of 128 would leave the peer idle meanwhile.
+const ROUND_MESSAGES: usize = 1024;
+const QP_MESSAGES: std::ops::RangeInclusive<usize> = 16..=64;
+
 /// QPs that may stay hot without work; of more than that, each goes cold after some empty looks.
 const IDLE_HOT: usize = 16;
 const EMPTY_LOOKS: u16 = 64;
@@ -97,7 +102,9 @@ impl Engine {
         if self.lists.hot.len() <= ROUND_QPS {
             begin_elsewhere(&mut self.lists.hot);
         }
-        for _ in 0..self.lists.hot.len().min(ROUND_QPS) {
+        let qps = self.lists.hot.len().min(ROUND_QPS);
+        let limit = (ROUND_MESSAGES / qps.max(1)).clamp(*QP_MESSAGES.start(), *QP_MESSAGES.end());
+        for _ in 0..qps {
             let Some(qpn) = self.lists.hot.pop_front() else {
                 break;
             };
@@ -111,7 +118,7 @@ impl Engine {
                 continue;
             };
             let step = match qp.state {
-                QpState::Rts | QpState::Sqd => match send(qp, &mut env, fabric) {
+                QpState::Rts | QpState::Sqd => match send(qp, &mut env, fabric, limit) {
                     // It failed just now, and has work to flush.
                     _ if matches!(qp.state, QpState::Err | QpState::Sqe) => Step::Worked,
                     step => step,
@@ -198,9 +205,9 @@ impl Engine {
 }
 
 /// One bounded round of a QP's send queue.
-fn send(qp: &mut Qp, env: &mut Env<'_>, fabric: &mut dyn Fabric) -> Step {
+fn send(qp: &mut Qp, env: &mut Env<'_>, fabric: &mut dyn Fabric, limit: usize) -> Step {
     match qp.kind {
-        QpKind::Rc => requester::step(qp, env, fabric),
+        QpKind::Rc => requester::step(qp, env, fabric, limit),
         QpKind::Uc => uc::step(qp, env, fabric),
         QpKind::Ud | QpKind::Gsi => ud::step(qp, env, fabric),
     }
@@ -326,13 +333,31 @@ mod tests {
         let (objects, fabric) = (&mut node.objects, &mut node.fabric);
         assert!(node.engine.round(objects, fabric, node.now));
         let first = fabric.sent.len();
-        assert!(first <= ROUND_QPS * 32, "{first} frames in one round");
+        assert!(first <= ROUND_MESSAGES, "{first} frames in one round");
         assert!(node.engine.round(objects, fabric, node.now));
         let mut served: Vec<u32> = fabric.sent.iter().map(|s| s.header.src_qpn).collect();
         served.sort_unstable();
         served.dedup();
         assert_eq!(served.len(), 100);
         assert_eq!(node.sent().len(), 100 * 100);
+    }
+
+    #[test]
+    fn a_qp_alone_sends_in_full_batches_and_leaves_no_frame_behind() {
+        let mut node = Node::new();
+        let mut queue = node.connected();
+        for wr_id in 0..150 {
+            let post = write(&node, wr_id, 8);
+            node.fill_send(&mut queue, &post);
+        }
+        node.set_sq_producer(&queue, 150);
+        let batches = [(); 4].map(|()| {
+            node.engine
+                .round(&mut node.objects, &mut node.fabric, node.now);
+            std::mem::take(&mut node.fabric.sent).len()
+        });
+        let most = *QP_MESSAGES.end();
+        assert_eq!(batches, [most, most, 150 - 2 * most, 0]);
     }
 
     #[test]

@@ -12,7 +12,7 @@ use super::Segment;
 ///
 /// # Safety
 /// `from` must be valid for reads of `out.len()` bytes: it lies in a live registration.
-#[inline]
+#[inline(always)]
 pub unsafe fn read(from: *const u8, out: &mut [u8]) {
     let mut at = 0;
     if from.addr().is_multiple_of(8) {

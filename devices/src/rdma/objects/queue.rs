@@ -63,7 +63,7 @@ impl Ring {
     }
 
     /// Copies `out.len()` bytes of an element, from `from` on.
-    #[inline]
+    #[inline(always)]
     fn copy(&self, index: u32, from: usize, out: &mut [u8]) {
         let stride = self.place.stride as usize;
         assert!(self.place.entries > 0 && from <= stride && out.len() <= stride - from);

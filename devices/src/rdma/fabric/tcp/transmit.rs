@@ -88,6 +88,14 @@ impl Transmit {
 
     /// Queues bytes as they are.
     pub(super) fn push_bytes(&mut self, bytes: &[u8]) {
+        self.make_room();
+        self.arena.extend_from_slice(bytes);
+        self.added(bytes.len());
+    }
+
+    /// Moves the arena together when much of it was sent.
+    #[inline]
+    fn make_room(&mut self) {
         if self.pieces.is_empty() {
             self.dropped += self.arena.len();
             self.arena_sent = self.dropped;
@@ -96,15 +104,18 @@ impl Transmit {
             self.arena.drain(..self.arena_sent - self.dropped);
             self.dropped = self.arena_sent;
         }
-        let start = self.dropped + self.arena.len();
-        self.arena.extend_from_slice(bytes);
-        self.queued += bytes.len();
+    }
+
+    /// The last `added` bytes of the arena are to be sent.
+    #[inline]
+    fn added(&mut self, added: usize) {
+        self.queued += added;
         // The last piece, if in the arena, ends where the arena did.
         match self.pieces.back_mut() {
-            Some(Piece::Arena { len, .. }) => *len += bytes.len(),
+            Some(Piece::Arena { len, .. }) => *len += added,
             _ => self.pieces.push_back(Piece::Arena {
-                start,
-                len: bytes.len(),
+                start: self.dropped + self.arena.len() - added,
+                len: added,
             }),
         }
     }
@@ -117,25 +128,33 @@ impl Transmit {
             length: (inline.len() + referred) as u32,
             ..*header
         };
-        self.push_bytes(&header.encode());
-        if !inline.is_empty() {
-            self.push_bytes(inline);
-        }
-        if referred <= COPIED_PAYLOAD {
-            let mut bytes = [0; COPIED_PAYLOAD];
-            let mut filled = 0;
+        let copied = if referred <= COPIED_PAYLOAD {
+            referred
+        } else {
+            0
+        };
+        self.make_room();
+        let start = self.arena.len();
+        self.arena.reserve(HEADER_LEN + inline.len() + copied);
+        self.arena.extend_from_slice(&header.encode());
+        self.arena.extend_from_slice(inline);
+        if copied > 0 {
             for segment in payload {
-                // SAFETY: the segment is mapped (contract of `Fabric::send`) and the bytes fit, for they are counted above.
-                // A guest that writes meanwhile changes what is sent and nothing else.
+                let filled = self.arena.len();
+                // SAFETY: the segment is mapped (contract of `Fabric::send`), and room for all of them was reserved above. A guest that
+                // writes meanwhile changes what is sent and nothing else.
                 unsafe {
-                    let target = bytes.as_mut_ptr().add(filled);
-                    std::ptr::copy_nonoverlapping(segment.base.cast_const(), target, segment.len);
+                    std::ptr::copy_nonoverlapping(
+                        segment.base.cast_const(),
+                        self.arena.as_mut_ptr().add(filled),
+                        segment.len,
+                    );
+                    self.arena.set_len(filled + segment.len);
                 }
-                filled += segment.len;
             }
-            if filled > 0 {
-                self.push_bytes(&bytes[..filled]);
-            }
+        }
+        self.added(self.arena.len() - start);
+        if copied == referred {
             return;
         }
         for segment in payload {
