@@ -41,6 +41,10 @@ pub struct Bind {
 /// Rights that a window may give.
 const RIGHTS: u32 = access::REMOTE_WRITE | access::REMOTE_READ | access::REMOTE_ATOMIC;
 
+/// What a bind may ask for. LOCAL_WRITE is what the verbs want of a region beside the remote rights, and programs ask for it here too; a window
+/// has no local rights to give.
+const ASKABLE: u32 = RIGHTS | access::LOCAL_WRITE | access::ZERO_BASED;
+
 /// Where a bind leads.
 struct Place {
     /// Handle of the region.
@@ -171,7 +175,7 @@ impl Memory {
         region.belongs_to(who)?;
         let writes = bind.access & (access::REMOTE_WRITE | access::REMOTE_ATOMIC) != 0;
         // A window has no right to be bound to.
-        if bind.access & !(RIGHTS | access::ZERO_BASED) != 0
+        if bind.access & !ASKABLE != 0
             || region.access & access::MW_BIND == 0
             || (writes && region.access & access::LOCAL_WRITE == 0)
         {

@@ -94,7 +94,7 @@ fn semantics_37_type_1_has_a_new_rkey_for_each_bind_and_none_after_one_of_0_byte
         let mut key = first;
         for at in [0, 4000, 7992] {
             key = next(key);
-            let bind = SendWr::bind(at, key, &mr, at, 8, WRITE);
+            let bind = SendWr::bind(at, key, &mr, at, 8, WRITE | access::LOCAL_WRITE);
             assert_eq!(works(&world, &mut b, &bind).opcode, wc_opcode::BIND_MW);
             a.mr.write(0, &[at as u8 | 1; 8]);
             assert!(writes(&world, &mut a, key, mr.iova + at));
@@ -295,7 +295,7 @@ fn semantics_38_a_bind_that_fails_takes_the_qp_to_err_and_binds_nothing() {
             4 => SendWr::bind(7, next(one), &mr, 7993, 8, WRITE),
             5 => SendWr::bind(7, next(one), &mr, 8000, 1, WRITE),
             6 => SendWr::bind(7, next(one), &mr, 0, u64::MAX, WRITE),
-            7 => SendWr::bind(7, next(one), &mr, 0, 8, access::LOCAL_WRITE),
+            7 => SendWr::bind(7, next(one), &mr, 0, 8, access::MW_BIND),
             8 => SendWr::bind(7, foreign, &mr, 0, 8, WRITE),
             9 => SendWr::bind(7, two, &stranger.mr, 0, 8, WRITE),
             10 => SendWr::bind(7, mr.key, &mr, 0, 8, WRITE),
