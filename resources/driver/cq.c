@@ -10,40 +10,70 @@
 
 #include "vrdma.h"
 
+static u32 vrdma_cq_max_pages(const struct vrdma_dev *dev)
+{
+	return vrdma_max_entries(dev, sizeof(struct virtio_rdma_create_cq),
+				 sizeof(__le64));
+}
+
+/* Pins what the process has laid out for as many entries. */
+int vrdma_cq_pin(struct vrdma_dev *dev, u32 cqe, struct ib_udata *udata,
+		 struct vrdma_buf *buf, struct virtio_rdma_cq_layout *layout)
+{
+	struct virtio_rdma_ureq_create_cq ureq;
+	int err;
+
+	if (virtio_rdma_layout_cq(&dev->limits, cqe, layout) ||
+	    udata->inlen < sizeof(ureq))
+		return -EINVAL;
+	err = ib_copy_from_udata(&ureq, udata, sizeof(ureq));
+	if (err)
+		return err;
+	if (ureq.layout.entries != layout->entries)
+		return -EINVAL;
+	/* Where things lie is the process's choice; the device checks. */
+	*layout = ureq.layout;
+	return vrdma_buf_pin(dev, buf, ureq.buf_addr, layout->length,
+			     vrdma_cq_max_pages(dev));
+}
+
 static int vrdma_cq_memory(struct vrdma_dev *dev, struct vrdma_cq *cq,
 			   u32 cqe, struct ib_udata *udata,
 			   struct virtio_rdma_cq_layout *layout)
 {
-	struct virtio_rdma_ureq_create_cq ureq;
-	u32 max_pages = vrdma_max_entries(dev,
-					  sizeof(struct virtio_rdma_create_cq),
-					  sizeof(__le64));
 	int err;
+
+	if (udata) {
+		if (udata->outlen < sizeof(struct virtio_rdma_uresp_create_cq))
+			return -EINVAL;
+		return vrdma_cq_pin(dev, cqe, udata, &cq->buf, layout);
+	}
 
 	if (virtio_rdma_layout_cq(&dev->limits, cqe, layout))
 		return -EINVAL;
-
-	if (udata) {
-		if (udata->inlen < sizeof(ureq) ||
-		    udata->outlen < sizeof(struct virtio_rdma_uresp_create_cq))
-			return -EINVAL;
-		err = ib_copy_from_udata(&ureq, udata, sizeof(ureq));
-		if (err)
-			return err;
-		if (ureq.layout.entries != layout->entries)
-			return -EINVAL;
-		/* Where things lie is the process's choice; the device checks. */
-		*layout = ureq.layout;
-		return vrdma_buf_pin(dev, &cq->buf, ureq.buf_addr,
-				     layout->length, max_pages);
-	}
-
-	err = vrdma_buf_alloc(dev, &cq->buf, layout->length, max_pages);
+	err = vrdma_buf_alloc(dev, &cq->buf, layout->length,
+			      vrdma_cq_max_pages(dev));
 	if (err)
 		return err;
 	cq->ctrl = cq->buf.cpu + layout->ctrl_offset;
 	cq->ring = cq->buf.cpu + layout->ring_offset;
 	return 0;
+}
+
+/* CREATE_CQ, or RESIZE_CQ, over this memory; returns the body's size. */
+size_t vrdma_cq_body(struct virtio_rdma_create_cq *body,
+		     const struct vrdma_buf *buf,
+		     const struct virtio_rdma_cq_layout *layout)
+{
+	body->entries = cpu_to_le32(layout->entries);
+	body->buf_length = cpu_to_le64(buf->length);
+	body->page_shift = cpu_to_le32(ilog2(buf->page_size));
+	body->num_pages = cpu_to_le32(buf->num_pages);
+	body->buf_offset = cpu_to_le64(buf->offset);
+	body->ctrl_offset = cpu_to_le64(layout->ctrl_offset);
+	body->ring_offset = cpu_to_le64(layout->ring_offset);
+	vrdma_buf_pages(buf, body->page);
+	return struct_size(body, page, buf->num_pages);
 }
 
 static int vrdma_cq_create(struct vrdma_dev *dev, struct vrdma_cq *cq,
@@ -52,22 +82,16 @@ static int vrdma_cq_create(struct vrdma_dev *dev, struct vrdma_cq *cq,
 {
 	struct virtio_rdma_create_cq *body;
 	struct vrdma_cmd *cmd;
-	size_t size = struct_size(body, page, cq->buf.num_pages);
+	size_t size;
 
 	cmd = vrdma_cmd_alloc(dev, cq->context, VIRTIO_RDMA_CMD_CREATE_CQ,
-			      size, sizeof(struct virtio_rdma_handle));
+			      struct_size(body, page, cq->buf.num_pages),
+			      sizeof(struct virtio_rdma_handle));
 	if (!cmd)
 		return -ENOMEM;
 	body = cmd->body;
-	body->entries = cpu_to_le32(layout->entries);
 	body->vector = cpu_to_le32(vector);
-	body->buf_length = cpu_to_le64(cq->buf.length);
-	body->page_shift = cpu_to_le32(ilog2(cq->buf.page_size));
-	body->num_pages = cpu_to_le32(cq->buf.num_pages);
-	body->buf_offset = cpu_to_le64(cq->buf.offset);
-	body->ctrl_offset = cpu_to_le64(layout->ctrl_offset);
-	body->ring_offset = cpu_to_le64(layout->ring_offset);
-	vrdma_buf_pages(&cq->buf, body->page);
+	size = vrdma_cq_body(body, &cq->buf, layout);
 
 	return vrdma_cmd_create(cmd, size, &cq->cqn);
 }
@@ -82,7 +106,8 @@ int vrdma_create_cq(struct ib_cq *ibcq, const struct ib_cq_init_attr *attr,
 	struct virtio_rdma_cq_layout layout;
 	int err;
 
-	if (attr->flags)
+	/* Every completion has its time. */
+	if (attr->flags & ~IB_UVERBS_CQ_FLAGS_TIMESTAMP_COMPLETION)
 		return -EOPNOTSUPP;
 	if (attr->comp_vector >= dev->num_vectors)
 		return -EINVAL;

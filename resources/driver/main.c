@@ -38,6 +38,7 @@ static const struct ib_device_ops vrdma_ops = {
 	.get_port_immutable = vrdma_get_port_immutable,
 	.mmap = vrdma_mmap,
 	.mmap_free = vrdma_mmap_free,
+	.modify_cq = vrdma_modify_cq,
 	.modify_qp = vrdma_modify_qp,
 	.poll_cq = vrdma_poll_cq,
 	.post_recv = vrdma_post_recv,
@@ -46,10 +47,12 @@ static const struct ib_device_ops vrdma_ops = {
 	.query_pkey = vrdma_query_pkey,
 	.query_port = vrdma_query_port,
 	.query_qp = vrdma_query_qp,
+	.query_ucontext = vrdma_query_ucontext,
 	.reg_user_mr = vrdma_reg_user_mr,
 	.reg_user_mr_dmabuf = vrdma_reg_user_mr_dmabuf,
 	.req_notify_cq = vrdma_req_notify_cq,
 	.rereg_user_mr = vrdma_rereg_user_mr,
+	.resize_cq = vrdma_resize_cq,
 
 	INIT_RDMA_OBJ_SIZE(ib_cq, vrdma_cq, ibcq),
 	INIT_RDMA_OBJ_SIZE(ib_pd, vrdma_pd, ibpd),
@@ -197,6 +200,7 @@ static int vrdma_register(struct vrdma_dev *dev)
 	       sizeof(ibdev->node_guid));
 	strscpy(ibdev->node_desc, "virtio-rdma", sizeof(ibdev->node_desc));
 	ib_set_device_ops(ibdev, &vrdma_ops);
+	ibdev->driver_def = vrdma_uapi_defs;
 	if (vrdma_has(dev, VIRTIO_RDMA_F_UD))
 		ib_set_device_ops(ibdev, &vrdma_datagram_ops);
 	if (vrdma_has(dev, VIRTIO_RDMA_F_DMA_MR))
@@ -332,6 +336,7 @@ static const unsigned int vrdma_features[] = {
 	VIRTIO_RDMA_F_ATOMICS,
 	VIRTIO_RDMA_F_FRWR,
 	VIRTIO_RDMA_F_MW,
+	VIRTIO_RDMA_F_CQ_RESIZE,
 	VIRTIO_RDMA_F_USER_DOORBELL,
 	VIRTIO_RDMA_F_DMA_MR,
 };

@@ -71,14 +71,30 @@ int vrdma_query_attr(struct vrdma_dev *dev)
 	return 0;
 }
 
+static int vrdma_query_clock(struct vrdma_dev *dev, __u64 *clock)
+{
+	struct virtio_rdma_clock reply;
+	int err;
+
+	err = vrdma_exec(dev, VIRTIO_RDMA_KERNEL_CONTEXT,
+			 VIRTIO_RDMA_CMD_QUERY_CLOCK, NULL, 0, &reply,
+			 sizeof(reply));
+	if (!err)
+		*clock = le64_to_cpu(reply.nanoseconds);
+	return err;
+}
+
 int vrdma_query_device(struct ib_device *ibdev, struct ib_device_attr *attr,
 		       struct ib_udata *udata)
 {
 	struct vrdma_dev *dev = to_vdev(ibdev);
 	const struct virtio_rdma_device_attr *wire = &dev->attr;
 	const struct virtio_rdma_limits *limits = &dev->limits;
+	struct virtio_rdma_uresp_query_device resp;
+	int err;
 
-	if (udata->inlen || udata->outlen)
+	if (udata->inlen ||
+	    (udata->outlen && udata->outlen < sizeof(resp)))
 		return -EINVAL;
 
 	memset(attr, 0, sizeof(*attr));
@@ -128,7 +144,19 @@ int vrdma_query_device(struct ib_device *ibdev, struct ib_device_attr *attr,
 					  attr->max_mcast_qp_attach;
 	attr->max_pkeys = 1;
 	attr->local_ca_ack_delay = vrdma_cap(wire->ack_delay, 31);
-	return 0;
+	/* In kHz: the device counts nanoseconds. */
+	attr->hca_core_clock = 1000000;
+	attr->timestamp_mask = U64_MAX;
+	if (vrdma_has(dev, VIRTIO_RDMA_F_CQ_RESIZE)) {
+		attr->cq_caps.max_cq_moderation_count = U16_MAX;
+		attr->cq_caps.max_cq_moderation_period = U16_MAX;
+	}
+	if (!udata->outlen)
+		return 0;
+	err = vrdma_query_clock(dev, &resp.clock);
+	if (err)
+		return err;
+	return ib_copy_to_udata(udata, &resp, sizeof(resp));
 }
 
 void vrdma_get_fw_str(struct ib_device *ibdev, char *str)

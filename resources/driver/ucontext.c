@@ -9,6 +9,9 @@
 
 #include "vrdma.h"
 
+#define UVERBS_MODULE_NAME vrdma
+#include <rdma/uverbs_named_ioctl.h>
+
 /* The device's context of whoever asks: the process, or the kernel. */
 u32 vrdma_udata_context(struct ib_udata *udata)
 {
@@ -42,12 +45,23 @@ static int vrdma_map_doorbell(struct vrdma_dev *dev,
 	return 0;
 }
 
+static struct virtio_rdma_uresp_alloc_ucontext
+vrdma_ucontext_resp(struct vrdma_dev *dev, struct vrdma_ucontext *ucontext)
+{
+	return (struct virtio_rdma_uresp_alloc_ucontext) {
+		.doorbell_key = rdma_user_mmap_get_offset(ucontext->doorbell),
+		.doorbell_length = PAGE_SIZE,
+		.features = lower_32_bits(dev->vdev->features),
+		.limits = dev->limits,
+	};
+}
+
 int vrdma_alloc_ucontext(struct ib_ucontext *ibucontext,
 			 struct ib_udata *udata)
 {
 	struct vrdma_ucontext *ucontext = to_vucontext(ibucontext);
 	struct vrdma_dev *dev = to_vdev(ibucontext->device);
-	struct virtio_rdma_uresp_alloc_ucontext resp = {};
+	struct virtio_rdma_uresp_alloc_ucontext resp;
 	struct virtio_rdma_context reply;
 	int err;
 
@@ -68,10 +82,7 @@ int vrdma_alloc_ucontext(struct ib_ucontext *ibucontext,
 	if (err)
 		goto err_context;
 
-	resp.doorbell_key = rdma_user_mmap_get_offset(ucontext->doorbell);
-	resp.doorbell_length = PAGE_SIZE;
-	resp.features = lower_32_bits(dev->vdev->features);
-	resp.limits = dev->limits;
+	resp = vrdma_ucontext_resp(dev, ucontext);
 	err = ib_copy_to_udata(udata, &resp, sizeof(resp));
 	if (err)
 		goto err_doorbell;
@@ -84,6 +95,32 @@ err_context:
 			  VIRTIO_RDMA_CMD_DESTROY_CONTEXT, ucontext->context);
 	return err;
 }
+
+/* For a process that was given the file of a context that exists. */
+int vrdma_query_ucontext(struct ib_ucontext *ibucontext,
+			 struct uverbs_attr_bundle *attrs)
+{
+	struct virtio_rdma_uresp_alloc_ucontext resp =
+		vrdma_ucontext_resp(to_vdev(ibucontext->device),
+				    to_vucontext(ibucontext));
+
+	return uverbs_copy_to(attrs, VIRTIO_RDMA_ATTR_QUERY_CONTEXT_RESP, &resp,
+			      sizeof(resp));
+}
+
+ADD_UVERBS_ATTRIBUTES_SIMPLE(
+	vrdma_query_context,
+	UVERBS_OBJECT_DEVICE,
+	UVERBS_METHOD_QUERY_CONTEXT,
+	UVERBS_ATTR_PTR_OUT(
+		VIRTIO_RDMA_ATTR_QUERY_CONTEXT_RESP,
+		UVERBS_ATTR_TYPE(struct virtio_rdma_uresp_alloc_ucontext),
+		UA_MANDATORY));
+
+const struct uapi_definition vrdma_uapi_defs[] = {
+	UAPI_DEF_CHAIN_OBJ_TREE(UVERBS_OBJECT_DEVICE, &vrdma_query_context),
+	{},
+};
 
 void vrdma_dealloc_ucontext(struct ib_ucontext *ibucontext)
 {

@@ -8,6 +8,7 @@
 #define VIRTIO_RDMA_ABI_H
 
 #include <linux/types.h>
+#include <rdma/ib_user_ioctl_cmds.h>
 
 #include "virtio_rdma_layout.h"
 
@@ -21,6 +22,17 @@ struct virtio_rdma_uresp_alloc_ucontext {
 	struct virtio_rdma_limits	limits;
 };
 
+/* The same of a context that exists, from UVERBS_METHOD_QUERY_CONTEXT. */
+enum virtio_rdma_query_context_attrs {
+	VIRTIO_RDMA_ATTR_QUERY_CONTEXT_RESP = (1U << UVERBS_ID_NS_SHIFT),
+};
+
+/* clock: nanoseconds of the device's clock while the query was answered. */
+struct virtio_rdma_uresp_query_device {
+	__aligned_u64			clock;
+};
+
+/* Of RESIZE_CQ as well. */
 struct virtio_rdma_ureq_create_cq {
 	__aligned_u64			buf_addr;
 	struct virtio_rdma_cq_layout	layout;

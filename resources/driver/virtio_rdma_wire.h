@@ -48,6 +48,7 @@ enum virtio_rdma_opcode {
 	VIRTIO_RDMA_CMD_QUERY_DEVICE	= 0x0001,
 	VIRTIO_RDMA_CMD_QUERY_PORT	= 0x0002,
 	VIRTIO_RDMA_CMD_QUERY_COUNTERS	= 0x0003,
+	VIRTIO_RDMA_CMD_QUERY_CLOCK	= 0x0004,
 	VIRTIO_RDMA_CMD_ADD_GID		= 0x0010,
 	VIRTIO_RDMA_CMD_DEL_GID		= 0x0011,
 	VIRTIO_RDMA_CMD_CREATE_CONTEXT	= 0x0020,
@@ -62,6 +63,8 @@ enum virtio_rdma_opcode {
 	VIRTIO_RDMA_CMD_ALLOC_MR	= 0x0045,
 	VIRTIO_RDMA_CMD_CREATE_CQ	= 0x0050,
 	VIRTIO_RDMA_CMD_DESTROY_CQ	= 0x0051,
+	VIRTIO_RDMA_CMD_RESIZE_CQ	= 0x0052,
+	VIRTIO_RDMA_CMD_MODIFY_CQ	= 0x0053,
 	VIRTIO_RDMA_CMD_CREATE_QP	= 0x0060,
 	VIRTIO_RDMA_CMD_MODIFY_QP	= 0x0061,
 	VIRTIO_RDMA_CMD_QUERY_QP	= 0x0062,
@@ -263,10 +266,18 @@ struct virtio_rdma_alloc_mw {
 	__u8	reserved[3];
 };
 
-/* Section 4.6 */
+/* Section 4.10 */
+struct virtio_rdma_clock {
+	__le64	nanoseconds;
+};
+
+/* Section 4.6; RESIZE_CQ has the same body with the CQ in the vector's place. */
 struct virtio_rdma_create_cq {
 	__le32	entries;
-	__le32	vector;
+	union {
+		__le32	vector;
+		__le32	cqn;
+	};
 	__le64	buf_length;
 	__le32	page_shift;
 	__le32	num_pages;
@@ -274,6 +285,12 @@ struct virtio_rdma_create_cq {
 	__le64	ctrl_offset;
 	__le64	ring_offset;
 	__le64	page[];
+};
+
+struct virtio_rdma_modify_cq {
+	__le32	cqn;
+	__le16	count;
+	__le16	period;
 };
 
 /* Section 4.7 */
@@ -562,6 +579,7 @@ _Static_assert(sizeof(struct virtio_rdma_port_attr) == 24, "port_attr");
 _Static_assert(sizeof(struct virtio_rdma_add_gid) == 32, "add_gid");
 _Static_assert(sizeof(struct virtio_rdma_reg_mr) == 48, "reg_mr");
 _Static_assert(sizeof(struct virtio_rdma_create_cq) == 48, "create_cq");
+_Static_assert(sizeof(struct virtio_rdma_modify_cq) == 8, "modify_cq");
 _Static_assert(sizeof(struct virtio_rdma_create_qp) == 104, "create_qp");
 _Static_assert(sizeof(struct virtio_rdma_qp_attr) == 72, "qp_attr");
 _Static_assert(sizeof(struct virtio_rdma_qp_ctrl) == 256, "qp_ctrl");

@@ -13,6 +13,7 @@
  * frwr.c      memory regions of kernel users
  * mw.c        memory windows
  * cq.c qp.c   completion queues, queue pairs
+ * cq_resize.c changes of completion queues
  * ah.c        address handles, multicast groups
  * post.c      posting to queue pairs of kernel users
  */
@@ -278,8 +279,11 @@ int vrdma_get_hw_stats(struct ib_device *ibdev, struct rdma_hw_stats *stats,
 
 /* ucontext.c */
 u32 vrdma_udata_context(struct ib_udata *udata);
+extern const struct uapi_definition vrdma_uapi_defs[];
 int vrdma_alloc_ucontext(struct ib_ucontext *ibucontext,
 			 struct ib_udata *udata);
+int vrdma_query_ucontext(struct ib_ucontext *ibucontext,
+			 struct uverbs_attr_bundle *attrs);
 void vrdma_dealloc_ucontext(struct ib_ucontext *ibucontext);
 void vrdma_disassociate_ucontext(struct ib_ucontext *ibucontext);
 int vrdma_mmap(struct ib_ucontext *ibucontext, struct vm_area_struct *vma);
@@ -330,6 +334,15 @@ struct vrdma_cq *vrdma_cq_get(struct vrdma_dev *dev, u32 cqn);
 void vrdma_cq_put(struct vrdma_cq *cq);
 void vrdma_cq_event(struct vrdma_cq *cq);
 void vrdma_cq_clean(struct vrdma_cq *cq, u32 qpn);
+int vrdma_cq_pin(struct vrdma_dev *dev, u32 cqe, struct ib_udata *udata,
+		 struct vrdma_buf *buf, struct virtio_rdma_cq_layout *layout);
+size_t vrdma_cq_body(struct virtio_rdma_create_cq *body,
+		     const struct vrdma_buf *buf,
+		     const struct virtio_rdma_cq_layout *layout);
+
+/* cq_resize.c */
+int vrdma_resize_cq(struct ib_cq *ibcq, int cqe, struct ib_udata *udata);
+int vrdma_modify_cq(struct ib_cq *ibcq, u16 count, u16 period);
 
 /* qp.c */
 int vrdma_create_qp(struct ib_qp *ibqp, struct ib_qp_init_attr *attr,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-/* Completion queues: polled and armed without system calls. */
+/* Completion queues, but for polling: made, resized, armed. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -7,60 +7,98 @@
 #include "vrdma.h"
 
 struct vrdma_create_cq {
-	struct ibv_create_cq ibv_cmd;
+	struct ibv_create_cq_ex ibv_cmd;
 	struct virtio_rdma_ureq_create_cq drv;
 };
 static_assert(offsetof(struct vrdma_create_cq, drv) ==
-		      sizeof(struct ibv_create_cq),
+		      sizeof(struct ibv_create_cq_ex),
 	      "the driver's part follows the core's at once");
 
 struct vrdma_create_cq_resp {
-	struct ib_uverbs_create_cq_resp ibv_resp;
+	struct ib_uverbs_ex_create_cq_resp ibv_resp;
 	struct virtio_rdma_uresp_create_cq drv;
 };
 static_assert(offsetof(struct vrdma_create_cq_resp, drv) ==
-		      sizeof(struct ib_uverbs_create_cq_resp),
+		      sizeof(struct ib_uverbs_ex_create_cq_resp),
 	      "the driver's part follows the core's at once");
 
-struct ibv_cq *vrdma_create_cq(struct ibv_context *ibv_ctx, int cqe,
-			       struct ibv_comp_channel *channel,
-			       int comp_vector)
+struct vrdma_resize_cq {
+	struct ibv_resize_cq ibv_cmd;
+	struct virtio_rdma_ureq_create_cq drv;
+};
+static_assert(offsetof(struct vrdma_resize_cq, drv) ==
+		      sizeof(struct ibv_resize_cq),
+	      "the driver's part follows the core's at once");
+
+/* Of what a completion may be asked for, there is no tag, VLAN or tag matching. */
+#define VRDMA_WC_FLAGS                                                         \
+	(IBV_WC_STANDARD_FLAGS | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP |         \
+	 IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK)
+
+/* Memory for as many entries; its layout is for the kernel's eyes. */
+static int vrdma_cq_memory(struct vrdma_context *ctx, struct vrdma_pd *parent,
+			   uint32_t cqe, struct vrdma_buf *buf,
+			   struct virtio_rdma_ureq_create_cq *req)
+{
+	int ret;
+
+	if (virtio_rdma_layout_cq(&ctx->limits, cqe, &req->layout))
+		return EINVAL;
+	ret = vrdma_buf_alloc(buf, parent, VRDMA_RES_TYPE_CQ,
+			      req->layout.length);
+	if (ret)
+		return ret;
+	req->buf_addr = (uintptr_t)buf->addr;
+	return 0;
+}
+
+static void vrdma_cq_place(struct vrdma_cq *cq, const struct vrdma_buf *buf,
+			   const struct virtio_rdma_cq_layout *layout)
+{
+	cq->buf = *buf;
+	cq->entries = layout->entries;
+	cq->ctrl = buf->addr + layout->ctrl_offset;
+	cq->ring = buf->addr + layout->ring_offset;
+}
+
+static struct vrdma_cq *vrdma_new_cq(struct ibv_context *ibv_ctx,
+				     struct ibv_cq_init_attr_ex *attr)
 {
 	struct vrdma_context *ctx = to_vctx(ibv_ctx);
 	struct vrdma_create_cq_resp resp = {};
 	struct vrdma_create_cq cmd = {};
+	struct vrdma_buf buf;
 	struct vrdma_cq *cq;
 	int ret;
-
-	if (cqe < 1 ||
-	    virtio_rdma_layout_cq(&ctx->limits, cqe, &cmd.drv.layout)) {
-		errno = EINVAL;
-		return NULL;
-	}
 
 	cq = calloc(1, sizeof(*cq));
 	if (!cq) {
 		errno = ENOMEM;
 		return NULL;
 	}
+	if (attr->comp_mask & IBV_CQ_INIT_ATTR_MASK_PD)
+		cq->parent = vrdma_parent(attr->parent_domain);
+	cq->single_threaded = vrdma_single_threaded(cq->parent);
+	if (attr->comp_mask & IBV_CQ_INIT_ATTR_MASK_FLAGS)
+		cq->single_threaded |= attr->flags &
+				       IBV_CREATE_CQ_ATTR_SINGLE_THREADED;
 	ret = pthread_spin_init(&cq->lock, PTHREAD_PROCESS_PRIVATE);
 	if (ret)
 		goto err_free;
-	ret = vrdma_buf_alloc(&cq->buf, cmd.drv.layout.length);
+	ret = vrdma_cq_memory(ctx, cq->parent, attr->cqe, &buf, &cmd.drv);
 	if (ret)
 		goto err_lock;
-	cq->entries = cmd.drv.layout.entries;
-	cq->ctrl = cq->buf.addr + cmd.drv.layout.ctrl_offset;
-	cq->ring = cq->buf.addr + cmd.drv.layout.ring_offset;
+	vrdma_cq_place(cq, &buf, &cmd.drv.layout);
 
-	cmd.drv.buf_addr = (uintptr_t)cq->buf.addr;
-	ret = ibv_cmd_create_cq(ibv_ctx, cqe, channel, comp_vector,
-				&cq->ibv_cq, &cmd.ibv_cmd, sizeof(cmd),
-				&resp.ibv_resp, sizeof(resp));
+	/* Every completion has its time, so the kernel need not be asked. */
+	ret = ibv_cmd_create_cq_ex(ibv_ctx, attr, &cq->verbs_cq, &cmd.ibv_cmd,
+				   sizeof(cmd), &resp.ibv_resp, sizeof(resp),
+				   CREATE_CQ_CMD_FLAGS_TS_IGNORED_EX);
 	if (ret)
 		goto err_buf;
 	cq->cqn = resp.drv.cqn;
-	return &cq->ibv_cq;
+	vrdma_parent_hold(cq->parent);
+	return cq;
 
 err_buf:
 	vrdma_buf_free(&cq->buf);
@@ -72,6 +110,49 @@ err_free:
 	return NULL;
 }
 
+struct ibv_cq *vrdma_create_cq(struct ibv_context *ibv_ctx, int cqe,
+			       struct ibv_comp_channel *channel,
+			       int comp_vector)
+{
+	struct ibv_cq_init_attr_ex attr = {
+		.cqe = cqe,
+		.channel = channel,
+		.comp_vector = comp_vector,
+	};
+	struct vrdma_cq *cq;
+
+	cq = vrdma_new_cq(ibv_ctx, &attr);
+	return cq ? &cq->ibv_cq : NULL;
+}
+
+struct ibv_cq_ex *vrdma_create_cq_ex(struct ibv_context *ibv_ctx,
+				     struct ibv_cq_init_attr_ex *attr)
+{
+	struct vrdma_cq *cq;
+
+	if (!check_comp_mask(attr->comp_mask, IBV_CQ_INIT_ATTR_MASK_FLAGS |
+						      IBV_CQ_INIT_ATTR_MASK_PD) ||
+	    !check_comp_mask(attr->wc_flags, VRDMA_WC_FLAGS)) {
+		errno = EOPNOTSUPP;
+		return NULL;
+	}
+	if ((attr->comp_mask & IBV_CQ_INIT_ATTR_MASK_FLAGS) &&
+	    !check_comp_mask(attr->flags, IBV_CREATE_CQ_ATTR_SINGLE_THREADED)) {
+		errno = EOPNOTSUPP;
+		return NULL;
+	}
+	if ((attr->comp_mask & IBV_CQ_INIT_ATTR_MASK_PD) &&
+	    !vrdma_parent(attr->parent_domain)) {
+		errno = EINVAL;
+		return NULL;
+	}
+	cq = vrdma_new_cq(ibv_ctx, attr);
+	if (!cq)
+		return NULL;
+	vrdma_cq_ex_init(cq, attr);
+	return &cq->verbs_cq.cq_ex;
+}
+
 int vrdma_destroy_cq(struct ibv_cq *ibv_cq)
 {
 	struct vrdma_cq *cq = to_vcq(ibv_cq);
@@ -81,88 +162,56 @@ int vrdma_destroy_cq(struct ibv_cq *ibv_cq)
 	if (ret)
 		return ret;
 	vrdma_buf_free(&cq->buf);
+	vrdma_parent_release(cq->parent);
 	pthread_spin_destroy(&cq->lock);
 	free(cq);
 	return 0;
 }
 
-static struct virtio_rdma_cqe *vrdma_cqe(const struct vrdma_cq *cq,
-					 uint32_t index)
-{
-	return &cq->ring[index & (cq->entries - 1)];
-}
-
-static bool vrdma_cqe_valid(const struct vrdma_cq *cq, uint32_t index)
-{
-	uint32_t phase = vrdma_load_acquire(&vrdma_cqe(cq, index)->phase);
-
-	return (phase & VIRTIO_RDMA_CQE_PHASE) ==
-	       virtio_rdma_phase(index, cq->entries);
-}
-
-static void vrdma_fill_wc(struct ibv_wc *wc, const struct virtio_rdma_cqe *cqe,
-			  uint16_t flags)
-{
-	wc->wr_id = le64toh(cqe->wr_id);
-	wc->status = cqe->status;
-	wc->opcode = cqe->opcode;
-	wc->vendor_err = le32toh(cqe->vendor_err);
-	wc->byte_len = le32toh(cqe->byte_len);
-	wc->qp_num = le32toh(cqe->qpn);
-	wc->src_qp = le32toh(cqe->src_qpn);
-	wc->pkey_index = le16toh(cqe->pkey_index);
-	wc->slid = 0;
-	wc->sl = cqe->sl;
-	wc->dlid_path_bits = 0;
-
-	wc->wc_flags = 0;
-	wc->imm_data = 0;
-	if (flags & VIRTIO_RDMA_CQE_GRH)
-		wc->wc_flags |= IBV_WC_GRH;
-	if (flags & VIRTIO_RDMA_CQE_WITH_IMM) {
-		wc->wc_flags |= IBV_WC_WITH_IMM;
-		wc->imm_data = cqe->imm;
-	} else if (flags & VIRTIO_RDMA_CQE_WITH_INV) {
-		wc->wc_flags |= IBV_WC_WITH_INV;
-		wc->invalidated_rkey = le32toh(cqe->inv_key);
-	}
-}
-
-int vrdma_poll_cq(struct ibv_cq *ibv_cq, int num_entries, struct ibv_wc *wc)
+/*
+ * The device moves what has not been polled to the new ring, from its index 0
+ * on. Nobody polls or arms meanwhile.
+ */
+int vrdma_resize_cq(struct ibv_cq *ibv_cq, int cqe)
 {
 	struct vrdma_context *ctx = to_vctx(ibv_cq->context);
+	struct ib_uverbs_resize_cq_resp resp = {};
 	struct vrdma_cq *cq = to_vcq(ibv_cq);
-	const struct virtio_rdma_cqe *cqe;
-	struct vrdma_qp *qp = NULL;
-	struct vrdma_wq *wq;
-	uint32_t before, qpn;
-	uint16_t flags;
-	int n = 0;
+	struct vrdma_resize_cq cmd = {};
+	struct virtio_rdma_cq_ctrl *ctrl;
+	struct vrdma_buf buf;
+	int ret;
 
-	pthread_spin_lock(&cq->lock);
-	before = cq->consumer;
-	while (n < num_entries && vrdma_cqe_valid(cq, cq->consumer)) {
-		cqe = vrdma_cqe(cq, cq->consumer++);
-		qpn = le32toh(cqe->qpn);
-		if (!qp || qp->ibv_qp.qp_num != qpn)
-			qp = vrdma_qp_table_find(ctx, qpn);
-		if (unlikely(!qp))
-			continue;
-		flags = le16toh(cqe->flags);
-		wq = flags & VIRTIO_RDMA_CQE_SEND_QUEUE ? &qp->sq : &qp->rq;
-		vrdma_fill_wc(&wc[n++], cqe, flags);
-		/* This WQE, and all before it, may be written over. */
-		atomic_store_explicit(&wq->consumer,
-				      le32toh(cqe->wqe_index) + 1,
-				      memory_order_release);
+	if (!(ctx->features & (1U << VIRTIO_RDMA_F_CQ_RESIZE)))
+		return EOPNOTSUPP;
+	if (cqe < 1)
+		return EINVAL;
+	ret = vrdma_cq_memory(ctx, cq->parent, cqe, &buf, &cmd.drv);
+	if (ret)
+		return ret;
+
+	vrdma_cq_lock(cq);
+	ctrl = buf.addr + cmd.drv.layout.ctrl_offset;
+	vrdma_store(&ctrl->arm, vrdma_load(&cq->ctrl->arm));
+	ret = ibv_cmd_resize_cq(ibv_cq, cqe, &cmd.ibv_cmd, sizeof(cmd), &resp,
+				sizeof(resp));
+	if (!ret) {
+		struct vrdma_buf old = cq->buf;
+
+		vrdma_cq_place(cq, &buf, &cmd.drv.layout);
+		cq->consumer = 0;
+		buf = old;
 	}
-	if (cq->consumer != before)
-		vrdma_store_release(&cq->ctrl->consumer, cq->consumer);
-	else if (unlikely(num_entries > 0 && (vrdma_load(&cq->ctrl->flags) &
-					      VIRTIO_RDMA_CQ_ERROR)))
-		n = -EIO;
-	pthread_spin_unlock(&cq->lock);
-	return n;
+	vrdma_cq_unlock(cq);
+	vrdma_buf_free(&buf);
+	return ret;
+}
+
+int vrdma_modify_cq(struct ibv_cq *ibv_cq, struct ibv_modify_cq_attr *attr)
+{
+	struct ibv_modify_cq cmd = {};
+
+	return ibv_cmd_modify_cq(ibv_cq, attr, &cmd, sizeof(cmd));
 }
 
 int vrdma_req_notify_cq(struct ibv_cq *ibv_cq, int solicited_only)
@@ -171,7 +220,7 @@ int vrdma_req_notify_cq(struct ibv_cq *ibv_cq, int solicited_only)
 	uint32_t kind = solicited_only ? VIRTIO_RDMA_ARM_SOLICITED :
 					 VIRTIO_RDMA_ARM_ANY;
 
-	pthread_spin_lock(&cq->lock);
+	vrdma_cq_lock(cq);
 	/* Under one sequence the stronger kind stays. */
 	if (cq->armed < kind)
 		cq->armed = kind;
@@ -180,7 +229,7 @@ int vrdma_req_notify_cq(struct ibv_cq *ibv_cq, int solicited_only)
 				    cq->armed);
 	/* Armed before the ring is looked at; the device does the reverse. */
 	vrdma_fence();
-	pthread_spin_unlock(&cq->lock);
+	vrdma_cq_unlock(cq);
 	return 0;
 }
 
@@ -189,10 +238,10 @@ void vrdma_cq_event(struct ibv_cq *ibv_cq)
 {
 	struct vrdma_cq *cq = to_vcq(ibv_cq);
 
-	pthread_spin_lock(&cq->lock);
+	vrdma_cq_lock(cq);
 	cq->sequence = (cq->sequence + 1) & VIRTIO_RDMA_ARM_SEQ_MASK;
 	cq->armed = 0;
-	pthread_spin_unlock(&cq->lock);
+	vrdma_cq_unlock(cq);
 }
 
 /*
@@ -204,7 +253,7 @@ void vrdma_cq_clean(struct vrdma_cq *cq, uint32_t qpn)
 	struct virtio_rdma_cqe *from, *to;
 	uint32_t producer, i, freed = 0;
 
-	pthread_spin_lock(&cq->lock);
+	vrdma_cq_lock(cq);
 	producer = cq->consumer;
 	while (producer - cq->consumer < cq->entries &&
 	       vrdma_cqe_valid(cq, producer))
@@ -224,5 +273,5 @@ void vrdma_cq_clean(struct vrdma_cq *cq, uint32_t qpn)
 		cq->consumer += freed;
 		vrdma_store_release(&cq->ctrl->consumer, cq->consumer);
 	}
-	pthread_spin_unlock(&cq->lock);
+	vrdma_cq_unlock(cq);
 }

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-/* Device and context, protection domains, memory regions. */
+/* Device and context, memory regions. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+
+#include <infiniband/cmd_ioctl.h>
 
 #include "vrdma.h"
 
@@ -38,39 +40,6 @@ static int vrdma_query_port(struct ibv_context *ibv_ctx, uint8_t port,
 	struct ibv_query_port cmd = {};
 
 	return ibv_cmd_query_port(ibv_ctx, port, attr, &cmd, sizeof(cmd));
-}
-
-static struct ibv_pd *vrdma_alloc_pd(struct ibv_context *ibv_ctx)
-{
-	struct ib_uverbs_alloc_pd_resp resp = {};
-	struct ibv_alloc_pd cmd = {};
-	struct ibv_pd *pd;
-	int ret;
-
-	pd = calloc(1, sizeof(*pd));
-	if (!pd) {
-		errno = ENOMEM;
-		return NULL;
-	}
-	ret = ibv_cmd_alloc_pd(ibv_ctx, pd, &cmd, sizeof(cmd), &resp,
-			       sizeof(resp));
-	if (ret) {
-		free(pd);
-		errno = ret;
-		return NULL;
-	}
-	return pd;
-}
-
-static int vrdma_dealloc_pd(struct ibv_pd *pd)
-{
-	int ret;
-
-	ret = ibv_cmd_dealloc_pd(pd);
-	if (ret)
-		return ret;
-	free(pd);
-	return 0;
 }
 
 static struct ibv_mr *vrdma_reg_mr(struct ibv_pd *pd, void *addr,
@@ -141,23 +110,55 @@ static int vrdma_dereg_mr(struct verbs_mr *mr)
 	return 0;
 }
 
+static struct ibv_mr *vrdma_import_mr(struct ibv_pd *pd, uint32_t handle)
+{
+	struct verbs_mr *mr;
+	int ret;
+
+	mr = calloc(1, sizeof(*mr));
+	if (!mr) {
+		errno = ENOMEM;
+		return NULL;
+	}
+	ret = ibv_cmd_query_mr(pd, mr, handle);
+	if (ret) {
+		free(mr);
+		errno = ret;
+		return NULL;
+	}
+	return &mr->ibv_mr;
+}
+
+static void vrdma_unimport_mr(struct ibv_mr *ibv_mr)
+{
+	free(verbs_get_mr(ibv_mr));
+}
+
 static const struct verbs_context_ops vrdma_context_ops = {
 	.alloc_mw = vrdma_alloc_mw,
+	.alloc_parent_domain = vrdma_alloc_parent_domain,
 	.alloc_pd = vrdma_alloc_pd,
+	.alloc_td = vrdma_alloc_td,
 	.attach_mcast = ibv_cmd_attach_mcast,
 	.bind_mw = vrdma_bind_mw,
 	.cq_event = vrdma_cq_event,
 	.create_ah = vrdma_create_ah,
 	.create_cq = vrdma_create_cq,
+	.create_cq_ex = vrdma_create_cq_ex,
 	.create_qp = vrdma_create_qp,
+	.create_qp_ex = vrdma_create_qp_ex,
 	.dealloc_mw = vrdma_dealloc_mw,
 	.dealloc_pd = vrdma_dealloc_pd,
+	.dealloc_td = vrdma_dealloc_td,
 	.dereg_mr = vrdma_dereg_mr,
 	.destroy_ah = vrdma_destroy_ah,
 	.destroy_cq = vrdma_destroy_cq,
 	.destroy_qp = vrdma_destroy_qp,
 	.detach_mcast = ibv_cmd_detach_mcast,
 	.free_context = vrdma_free_context,
+	.import_mr = vrdma_import_mr,
+	.import_pd = vrdma_import_pd,
+	.modify_cq = vrdma_modify_cq,
 	.modify_qp = vrdma_modify_qp,
 	.poll_cq = vrdma_poll_cq,
 	.post_recv = vrdma_post_recv,
@@ -165,10 +166,14 @@ static const struct verbs_context_ops vrdma_context_ops = {
 	.query_device_ex = vrdma_query_device,
 	.query_port = vrdma_query_port,
 	.query_qp = vrdma_query_qp,
+	.query_rt_values = vrdma_query_rt_values,
 	.reg_dmabuf_mr = vrdma_reg_dmabuf_mr,
 	.reg_mr = vrdma_reg_mr,
 	.req_notify_cq = vrdma_req_notify_cq,
 	.rereg_mr = vrdma_rereg_mr,
+	.resize_cq = vrdma_resize_cq,
+	.unimport_mr = vrdma_unimport_mr,
+	.unimport_pd = vrdma_unimport_pd,
 };
 
 struct vrdma_get_context_resp {
@@ -179,27 +184,27 @@ static_assert(offsetof(struct vrdma_get_context_resp, drv) ==
 		      sizeof(struct ib_uverbs_get_context_resp),
 	      "the driver's part follows the core's at once");
 
-static struct verbs_context *vrdma_alloc_context(struct ibv_device *ibv_dev,
-						 int cmd_fd,
-						 void *private_data)
+static struct vrdma_context *vrdma_new_context(struct ibv_device *ibv_dev,
+					       int cmd_fd)
 {
-	struct vrdma_get_context_resp resp = {};
-	struct ibv_get_context cmd = {};
 	struct vrdma_context *ctx;
 
-	ctx = verbs_init_and_alloc_context(ibv_dev, cmd_fd, ctx, ibv_ctx,
-					   RDMA_DRIVER_UNKNOWN);
-	if (!ctx)
-		return NULL;
-	if (ibv_cmd_get_context(&ctx->ibv_ctx, &cmd, sizeof(cmd),
-				&resp.ibv_resp, sizeof(resp)))
-		goto err_ctx;
+	return verbs_init_and_alloc_context(ibv_dev, cmd_fd, ctx, ibv_ctx,
+					    RDMA_DRIVER_UNKNOWN);
+}
 
-	ctx->features = resp.drv.features;
-	ctx->limits = resp.drv.limits;
-	ctx->doorbell_length = resp.drv.doorbell_length;
+/* With what the kernel says of it, or NULL when the rest of it failed. */
+static struct verbs_context *
+vrdma_use_context(struct vrdma_context *ctx, int err,
+		  const struct virtio_rdma_uresp_alloc_ucontext *resp)
+{
+	if (err)
+		goto err_ctx;
+	ctx->features = resp->features;
+	ctx->limits = resp->limits;
+	ctx->doorbell_length = resp->doorbell_length;
 	ctx->doorbell = mmap(NULL, ctx->doorbell_length, PROT_WRITE, MAP_SHARED,
-			     cmd_fd, resp.drv.doorbell_key);
+			     ctx->ibv_ctx.context.cmd_fd, resp->doorbell_key);
 	if (ctx->doorbell == MAP_FAILED)
 		goto err_ctx;
 
@@ -211,6 +216,41 @@ err_ctx:
 	verbs_uninit_context(&ctx->ibv_ctx);
 	free(ctx);
 	return NULL;
+}
+
+static struct verbs_context *vrdma_alloc_context(struct ibv_device *ibv_dev,
+						 int cmd_fd,
+						 void *private_data)
+{
+	struct vrdma_get_context_resp resp = {};
+	struct ibv_get_context cmd = {};
+	struct vrdma_context *ctx;
+	int err;
+
+	ctx = vrdma_new_context(ibv_dev, cmd_fd);
+	if (!ctx)
+		return NULL;
+	err = ibv_cmd_get_context(&ctx->ibv_ctx, &cmd, sizeof(cmd),
+				  &resp.ibv_resp, sizeof(resp));
+	return vrdma_use_context(ctx, err, &resp.drv);
+}
+
+/* A context that exists, of this process or of another that gave the file. */
+static struct verbs_context *vrdma_import_context(struct ibv_device *ibv_dev,
+						  int cmd_fd)
+{
+	struct virtio_rdma_uresp_alloc_ucontext resp = {};
+	DECLARE_COMMAND_BUFFER_LINK(driver, UVERBS_OBJECT_DEVICE,
+				    UVERBS_METHOD_QUERY_CONTEXT, 1, NULL);
+	struct vrdma_context *ctx;
+	int err;
+
+	ctx = vrdma_new_context(ibv_dev, cmd_fd);
+	if (!ctx)
+		return NULL;
+	fill_attr_out_ptr(driver, VIRTIO_RDMA_ATTR_QUERY_CONTEXT_RESP, &resp);
+	err = ibv_cmd_query_context(&ctx->ibv_ctx.context, driver);
+	return vrdma_use_context(ctx, err, &resp);
 }
 
 static void vrdma_free_context(struct ibv_context *ibv_ctx)
@@ -250,5 +290,6 @@ static const struct verbs_device_ops vrdma_dev_ops = {
 	.alloc_device = vrdma_alloc_device,
 	.uninit_device = vrdma_uninit_device,
 	.alloc_context = vrdma_alloc_context,
+	.import_context = vrdma_import_context,
 };
 PROVIDER_DRIVER(virtio_rdma, vrdma_dev_ops);

@@ -11,8 +11,9 @@
 #include "vrdma.h"
 
 int vrdma_wq_init(struct vrdma_wq *wq, void *ring, uint32_t entries,
-		  uint32_t stride, uint32_t max_sge)
+		  uint32_t stride, uint32_t max_sge, bool single_threaded)
 {
+	wq->single_threaded = single_threaded;
 	wq->ring = ring;
 	wq->entries = entries;
 	wq->stride = stride;
@@ -26,24 +27,12 @@ void vrdma_wq_destroy(struct vrdma_wq *wq)
 	pthread_spin_destroy(&wq->lock);
 }
 
-static void *vrdma_wq_slot(const struct vrdma_wq *wq, uint32_t index)
-{
-	return wq->ring + (size_t)(index & (wq->entries - 1)) * wq->stride;
-}
-
-static bool vrdma_wq_full(struct vrdma_wq *wq, uint32_t producer)
-{
-	return producer - atomic_load_explicit(&wq->consumer,
-					       memory_order_acquire) >=
-	       wq->entries;
-}
-
 /*
  * The device says that it sleeps before it looks at the index a last time; we
  * look whether it said so after storing the index.
  */
-static void vrdma_wq_publish(struct vrdma_qp *qp, struct vrdma_wq *wq,
-			     __le32 *index, uint32_t producer, uint32_t kick)
+void vrdma_wq_publish(struct vrdma_qp *qp, struct vrdma_wq *wq, __le32 *index,
+		      uint32_t producer, uint32_t kick)
 {
 	if (producer == wq->producer)
 		return;
@@ -54,8 +43,8 @@ static void vrdma_wq_publish(struct vrdma_qp *qp, struct vrdma_wq *wq,
 		mmio_write32_le(qp->doorbell, htole32(qp->ibv_qp.qp_num));
 }
 
-static void vrdma_fill_sges(struct virtio_rdma_sge *to,
-			    const struct ibv_sge *from, int count)
+void vrdma_fill_sges(struct virtio_rdma_sge *to, const struct ibv_sge *from,
+		     int count)
 {
 	int i;
 
@@ -64,6 +53,20 @@ static void vrdma_fill_sges(struct virtio_rdma_sge *to,
 		to[i].length = htole32(from[i].length);
 		to[i].lkey = htole32(from[i].lkey);
 	}
+}
+
+/* Of those that have a meaning for every work request. */
+uint8_t vrdma_wqe_flags(unsigned int send_flags)
+{
+	uint8_t flags = 0;
+
+	if (send_flags & IBV_SEND_SIGNALED)
+		flags |= VIRTIO_RDMA_WQE_SIGNALED;
+	if (send_flags & IBV_SEND_SOLICITED)
+		flags |= VIRTIO_RDMA_WQE_SOLICITED;
+	if (send_flags & IBV_SEND_FENCE)
+		flags |= VIRTIO_RDMA_WQE_FENCE;
+	return flags;
 }
 
 static int vrdma_fill_inline(struct virtio_rdma_send_wqe *wqe,
@@ -182,12 +185,7 @@ static int vrdma_fill_send(const struct vrdma_qp *qp,
 		wqe->qkey = htole32(wr->wr.ud.remote_qkey);
 		wqe->av = to_vah(wr->wr.ud.ah)->av;
 	}
-	if (wr->send_flags & IBV_SEND_SIGNALED)
-		wqe->flags |= VIRTIO_RDMA_WQE_SIGNALED;
-	if (wr->send_flags & IBV_SEND_SOLICITED)
-		wqe->flags |= VIRTIO_RDMA_WQE_SOLICITED;
-	if (wr->send_flags & IBV_SEND_FENCE)
-		wqe->flags |= VIRTIO_RDMA_WQE_FENCE;
+	wqe->flags = vrdma_wqe_flags(wr->send_flags);
 	if (wr->send_flags & IBV_SEND_INLINE) {
 		/* What is read or swapped has to have a place to go. */
 		if (wqe->opcode > VIRTIO_RDMA_WQE_SEND_IMM &&
@@ -217,7 +215,7 @@ int vrdma_post_send(struct ibv_qp *ibv_qp, struct ibv_send_wr *wr,
 		return EINVAL;
 	}
 
-	pthread_spin_lock(&sq->lock);
+	vrdma_wq_lock(sq);
 	producer = sq->producer;
 	for (; wr; wr = wr->next) {
 		if (unlikely(vrdma_wq_full(sq, producer)))
@@ -233,7 +231,7 @@ int vrdma_post_send(struct ibv_qp *ibv_qp, struct ibv_send_wr *wr,
 	}
 	vrdma_wq_publish(qp, sq, &qp->ctrl->sq_producer, producer,
 			 VIRTIO_RDMA_KICK_SQ);
-	pthread_spin_unlock(&sq->lock);
+	vrdma_wq_unlock(sq);
 	return ret;
 }
 
@@ -260,7 +258,7 @@ int vrdma_post_recv(struct ibv_qp *ibv_qp, struct ibv_recv_wr *wr,
 		return EINVAL;
 	}
 
-	pthread_spin_lock(&rq->lock);
+	vrdma_wq_lock(rq);
 	producer = rq->producer;
 	for (; wr; wr = wr->next) {
 		if (unlikely(wr->num_sge < 0 ||
@@ -277,6 +275,6 @@ int vrdma_post_recv(struct ibv_qp *ibv_qp, struct ibv_recv_wr *wr,
 	}
 	vrdma_wq_publish(qp, rq, &qp->ctrl->rq_producer, producer,
 			 VIRTIO_RDMA_KICK_RQ);
-	pthread_spin_unlock(&rq->lock);
+	vrdma_wq_unlock(rq);
 	return ret;
 }

@@ -17,18 +17,19 @@ static int vrdma_init_queues(struct vrdma_qp *qp,
 			     const struct virtio_rdma_qp_layout *layout,
 			     const struct virtio_rdma_qp_caps *caps)
 {
+	bool single = vrdma_single_threaded(qp->parent);
 	int ret;
 
 	qp->ctrl = qp->buf.addr + layout->ctrl_offset;
 	qp->max_inline = caps->inline_data;
 	ret = vrdma_wq_init(&qp->sq, qp->buf.addr + layout->sq_offset,
 			    layout->sq_entries, layout->sq_stride,
-			    caps->send_sge);
+			    caps->send_sge, single);
 	if (ret)
 		return ret;
 	ret = vrdma_wq_init(&qp->rq, qp->buf.addr + layout->rq_offset,
 			    layout->rq_entries, layout->rq_stride,
-			    caps->recv_sge);
+			    caps->recv_sge, single);
 	if (ret)
 		vrdma_wq_destroy(&qp->sq);
 	return ret;
@@ -49,10 +50,10 @@ static bool vrdma_has_type(const struct vrdma_context *ctx,
 	}
 }
 
-struct ibv_qp *vrdma_create_qp(struct ibv_pd *pd,
-			       struct ibv_qp_init_attr *attr)
+static struct vrdma_qp *vrdma_new_qp(struct ibv_context *ibv_ctx,
+				     struct ibv_qp_init_attr_ex *attr)
 {
-	struct vrdma_context *ctx = to_vctx(pd->context);
+	struct vrdma_context *ctx = to_vctx(ibv_ctx);
 	struct ib_uverbs_create_qp_resp resp = {};
 	struct vrdma_create_qp cmd = {};
 	struct virtio_rdma_qp_caps caps = {
@@ -79,12 +80,14 @@ struct ibv_qp *vrdma_create_qp(struct ibv_pd *pd,
 		errno = ENOMEM;
 		return NULL;
 	}
+	qp->parent = vrdma_parent(attr->pd);
 	qp->doorbell = ctx->doorbell;
 	qp->atomics = ctx->features & (1U << VIRTIO_RDMA_F_ATOMICS);
 	qp->windows = ctx->features & (1U << VIRTIO_RDMA_F_MW);
 	qp->invalidates = qp->windows ||
 			  ctx->features & (1U << VIRTIO_RDMA_F_FRWR);
-	ret = vrdma_buf_alloc(&qp->buf, cmd.drv.layout.length);
+	ret = vrdma_buf_alloc(&qp->buf, qp->parent, VRDMA_RES_TYPE_QP,
+			      cmd.drv.layout.length);
 	if (ret)
 		goto err_free;
 	ret = vrdma_init_queues(qp, &cmd.drv.layout, &caps);
@@ -93,14 +96,19 @@ struct ibv_qp *vrdma_create_qp(struct ibv_pd *pd,
 
 	cmd.drv.buf_addr = (uintptr_t)qp->buf.addr;
 	/* Reports the real limits in attr->cap, as caps has them here. */
-	ret = ibv_cmd_create_qp(pd, &qp->ibv_qp, attr, &cmd.ibv_cmd,
-				sizeof(cmd), &resp, sizeof(resp));
+	ret = ibv_cmd_create_qp_ex(ibv_ctx, &qp->verbs_qp, attr, &cmd.ibv_cmd,
+				   sizeof(cmd), &resp, sizeof(resp));
 	if (ret)
 		goto err_queues;
-	ret = vrdma_qp_table_add(ctx, qp);
+	/* After the core has filled in the type. */
+	if (attr->comp_mask & IBV_QP_INIT_ATTR_SEND_OPS_FLAGS)
+		ret = vrdma_wr_init(qp, attr->send_ops_flags);
+	if (!ret)
+		ret = vrdma_qp_table_add(ctx, qp);
 	if (ret)
 		goto err_destroy;
-	return &qp->ibv_qp;
+	vrdma_parent_hold(qp->parent);
+	return qp;
 
 err_destroy:
 	/* While it exists the device may touch its memory. */
@@ -119,13 +127,51 @@ err_free:
 	return NULL;
 }
 
+struct ibv_qp *vrdma_create_qp(struct ibv_pd *pd,
+			       struct ibv_qp_init_attr *attr)
+{
+	struct ibv_qp_init_attr_ex attr_ex = {
+		.qp_context = attr->qp_context,
+		.send_cq = attr->send_cq,
+		.recv_cq = attr->recv_cq,
+		.srq = attr->srq,
+		.cap = attr->cap,
+		.qp_type = attr->qp_type,
+		.sq_sig_all = attr->sq_sig_all,
+		.comp_mask = IBV_QP_INIT_ATTR_PD,
+		.pd = pd,
+	};
+	struct vrdma_qp *qp;
+
+	qp = vrdma_new_qp(pd->context, &attr_ex);
+	if (!qp)
+		return NULL;
+	attr->cap = attr_ex.cap;
+	return &qp->ibv_qp;
+}
+
+struct ibv_qp *vrdma_create_qp_ex(struct ibv_context *ibv_ctx,
+				  struct ibv_qp_init_attr_ex *attr)
+{
+	struct vrdma_qp *qp;
+
+	if (!check_comp_mask(attr->comp_mask,
+			     IBV_QP_INIT_ATTR_PD |
+				     IBV_QP_INIT_ATTR_SEND_OPS_FLAGS)) {
+		errno = EOPNOTSUPP;
+		return NULL;
+	}
+	qp = vrdma_new_qp(ibv_ctx, attr);
+	return qp ? &qp->ibv_qp : NULL;
+}
+
 static void vrdma_wq_restart(struct vrdma_wq *wq, __le32 *index)
 {
-	pthread_spin_lock(&wq->lock);
+	vrdma_wq_lock(wq);
 	wq->producer = 0;
 	atomic_store_explicit(&wq->consumer, 0, memory_order_relaxed);
 	vrdma_store_release(index, 0);
-	pthread_spin_unlock(&wq->lock);
+	vrdma_wq_unlock(wq);
 }
 
 static void vrdma_clean_cqs(struct vrdma_qp *qp)
@@ -175,6 +221,7 @@ int vrdma_destroy_qp(struct ibv_qp *ibv_qp)
 	vrdma_wq_destroy(&qp->rq);
 	vrdma_wq_destroy(&qp->sq);
 	vrdma_buf_free(&qp->buf);
+	vrdma_parent_release(qp->parent);
 	free(qp);
 	return 0;
 }

@@ -34,13 +34,57 @@ int ibv_dofork_range(void *base, size_t size)
 	return 0;
 }
 
-int ibv_cmd_create_cq(struct ibv_context *context, int cqe,
-		      struct ibv_comp_channel *channel, int comp_vector,
-		      struct ibv_cq *cq, struct ibv_create_cq *cmd,
-		      size_t cmd_size, struct ib_uverbs_create_cq_resp *resp,
+int ibv_cmd_create_cq_ex(struct ibv_context *context,
+			 const struct ibv_cq_init_attr_ex *attr,
+			 struct verbs_cq *cq, struct ibv_create_cq_ex *cmd,
+			 size_t cmd_size,
+			 struct ib_uverbs_ex_create_cq_resp *resp,
+			 size_t resp_size, uint32_t cmd_flags)
+{
+	cq->cq.context = context;
+	return 0;
+}
+
+/* The device's part as well: what was not polled goes to the new ring. */
+int ibv_cmd_resize_cq(struct ibv_cq *cq, int cqe, struct ibv_resize_cq *cmd,
+		      size_t cmd_size, struct ib_uverbs_resize_cq_resp *resp,
 		      size_t resp_size)
 {
-	cq->context = context;
+	const struct virtio_rdma_ureq_create_cq *drv = (void *)(cmd + 1);
+	void *buf = (void *)(uintptr_t)drv->buf_addr;
+	struct virtio_rdma_cqe *ring = buf + drv->layout.ring_offset;
+	struct vrdma_cq *old = to_vcq(cq);
+	uint32_t unread = 0, i;
+
+	while (unread < old->entries &&
+	       vrdma_cqe_valid(old, old->consumer + unread))
+		unread++;
+	if (unread > drv->layout.entries)
+		return EINVAL;
+	for (i = 0; i < unread; i++) {
+		ring[i] = *vrdma_cqe(old, old->consumer + i);
+		ring[i].phase = htole32(1);
+	}
+	cq->cqe = drv->layout.entries;
+	return 0;
+}
+
+int ibv_cmd_modify_cq(struct ibv_cq *cq, struct ibv_modify_cq_attr *attr,
+		      struct ibv_modify_cq *cmd, size_t cmd_size)
+{
+	return EOPNOTSUPP;
+}
+
+/* The device's clock at some time. */
+int ibv_cmd_query_device_any(struct ibv_context *context,
+			     const struct ibv_query_device_ex_input *input,
+			     struct ibv_device_attr_ex *attr, size_t attr_size,
+			     struct ib_uverbs_ex_query_device_resp *resp,
+			     size_t *resp_size)
+{
+	struct virtio_rdma_uresp_query_device *drv = (void *)(resp + 1);
+
+	drv->clock = 5000;
 	return 0;
 }
 
@@ -49,17 +93,21 @@ int ibv_cmd_destroy_cq(struct ibv_cq *cq)
 	return 0;
 }
 
-int ibv_cmd_create_qp(struct ibv_pd *pd, struct ibv_qp *qp,
-		      struct ibv_qp_init_attr *attr, struct ibv_create_qp *cmd,
-		      size_t cmd_size, struct ib_uverbs_create_qp_resp *resp,
-		      size_t resp_size)
+int ibv_cmd_create_qp_ex(struct ibv_context *context, struct verbs_qp *vqp,
+			 struct ibv_qp_init_attr_ex *attr,
+			 struct ibv_create_qp *cmd, size_t cmd_size,
+			 struct ib_uverbs_create_qp_resp *resp,
+			 size_t resp_size)
 {
-	qp->context = pd->context;
-	qp->qp_type = attr->qp_type;
+	struct ibv_qp *qp = &vqp->qp;
+
+	qp->context = context;
 	qp->qp_num = next_qpn++;
 	qp->send_cq = attr->send_cq;
 	qp->recv_cq = attr->recv_cq;
+	qp->qp_type = attr->qp_type;
 	qp->state = IBV_QPS_RESET;
+	vqp->comp_mask = 0;
 	return 0;
 }
 
@@ -96,6 +144,18 @@ int ibv_cmd_destroy_qp(struct ibv_qp *qp)
 	return 0;
 }
 
+int ibv_cmd_alloc_pd(struct ibv_context *context, struct ibv_pd *new_pd,
+		     struct ibv_alloc_pd *cmd, size_t cmd_size,
+		     struct ib_uverbs_alloc_pd_resp *resp, size_t resp_size)
+{
+	return EOPNOTSUPP;
+}
+
+int ibv_cmd_dealloc_pd(struct ibv_pd *old_pd)
+{
+	return 0;
+}
+
 /* The device. */
 
 struct device_cq {
@@ -128,7 +188,7 @@ static void device_complete(struct device_cq *dev, struct vrdma_qp *qp,
 
 static struct vrdma_context context = {
 	.features = 1U << VIRTIO_RDMA_F_ATOMICS | 1U << VIRTIO_RDMA_F_UC |
-		    1U << VIRTIO_RDMA_F_UD,
+		    1U << VIRTIO_RDMA_F_UD | 1U << VIRTIO_RDMA_F_CQ_RESIZE,
 	.limits = {
 		.max_send_wr = 1024,
 		.max_recv_wr = 1024,
@@ -140,19 +200,20 @@ static struct vrdma_context context = {
 	},
 	.qp_lock = PTHREAD_MUTEX_INITIALIZER,
 };
-static struct ibv_pd pd = { .context = &context.ibv_ctx.context };
+static struct vrdma_pd pd = { .ibv_pd.context = &context.ibv_ctx.context };
 static uint32_t doorbell;
 
 static struct vrdma_cq *new_cq(int cqe)
 {
-	struct ibv_cq *cq = vrdma_create_cq(pd.context, cqe, NULL, 0);
+	struct ibv_cq *cq = vrdma_create_cq(pd.ibv_pd.context, cqe, NULL, 0);
 
 	CHECK(cq);
 	return to_vcq(cq);
 }
 
-static struct vrdma_qp *new_qp(struct vrdma_cq *cq, struct ibv_qp_cap cap,
-			       enum ibv_qp_state state)
+static struct vrdma_qp *new_qp_in(struct ibv_pd *in, struct vrdma_cq *cq,
+				  struct ibv_qp_cap cap,
+				  enum ibv_qp_state state)
 {
 	struct ibv_qp_init_attr init = {
 		.send_cq = &cq->ibv_cq,
@@ -164,10 +225,16 @@ static struct vrdma_qp *new_qp(struct vrdma_cq *cq, struct ibv_qp_cap cap,
 
 	context.doorbell = &doorbell;
 	doorbell = no_doorbell;
-	qp = vrdma_create_qp(&pd, &init);
+	qp = vrdma_create_qp(in, &init);
 	CHECK(qp);
 	qp->state = state;
 	return to_vqp(qp);
+}
+
+static struct vrdma_qp *new_qp(struct vrdma_cq *cq, struct ibv_qp_cap cap,
+			       enum ibv_qp_state state)
+{
+	return new_qp_in(&pd.ibv_pd, cq, cap, state);
 }
 
 static struct virtio_rdma_send_wqe *send_slot(struct vrdma_qp *qp, uint32_t i)
@@ -458,6 +525,292 @@ static void test_arm(void)
 	CHECK(!vrdma_destroy_cq(&cq->ibv_cq));
 }
 
+/* Extended and plain verbs, in turns, on one CQ. */
+static void test_start_poll(void)
+{
+	struct ibv_cq_init_attr_ex init = {
+		.cqe = 4,
+		.wc_flags = IBV_WC_STANDARD_FLAGS |
+			    IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK,
+	};
+	struct ibv_cq_init_attr_ex tags = {
+		.cqe = 4,
+		.wc_flags = IBV_WC_EX_WITH_FLOW_TAG,
+	};
+	struct ibv_poll_cq_attr attr = {}, odd = { .comp_mask = 1 };
+	struct ibv_cq_ex *ex;
+	struct device_cq dev = {};
+	struct vrdma_qp *qp;
+	struct ibv_wc wc;
+	uint32_t i = 0, lap;
+
+	CHECK(!vrdma_create_cq_ex(pd.ibv_pd.context, &tags));
+	CHECK(errno == EOPNOTSUPP);
+	ex = vrdma_create_cq_ex(pd.ibv_pd.context, &init);
+	CHECK(ex);
+	dev.cq = to_vcq(ibv_cq_ex_to_cq(ex));
+	qp = new_qp(dev.cq, (struct ibv_qp_cap){ 4, 4, 1, 1, 0 }, IBV_QPS_RTS);
+
+	CHECK(ibv_start_poll(ex, &odd) == EINVAL);
+	CHECK(ibv_start_poll(ex, &attr) == ENOENT);
+	for (lap = 0; lap < 5; lap++) {
+		device_complete(&dev, qp, VIRTIO_RDMA_CQE_SEND_QUEUE, i, i);
+		device_complete(&dev, qp, VIRTIO_RDMA_CQE_WITH_IMM, i, i + 100);
+		device_complete(&dev, qp, VIRTIO_RDMA_CQE_SEND_QUEUE, i + 1, 7);
+		CHECK(!ibv_start_poll(ex, &attr));
+		CHECK(ex->wr_id == i && ex->status == IBV_WC_SUCCESS);
+		CHECK(ibv_wc_read_opcode(ex) == IBV_WC_SEND);
+		CHECK(!ibv_wc_read_wc_flags(ex));
+		/* The slot is not given away before the end. */
+		CHECK(le32toh(dev.cq->ctrl->consumer) == 3 * lap);
+		CHECK(!ibv_next_poll(ex));
+		CHECK(ex->wr_id == i + 100);
+		CHECK(ibv_wc_read_opcode(ex) == IBV_WC_RECV);
+		CHECK(ibv_wc_read_wc_flags(ex) == IBV_WC_WITH_IMM);
+		CHECK(ibv_wc_read_imm_data(ex) == htobe32(0x11223344));
+		CHECK(ibv_wc_read_qp_num(ex) == qp->ibv_qp.qp_num);
+		CHECK(ibv_wc_read_completion_ts(ex) == 0);
+		CHECK(ibv_wc_read_completion_wallclock_ns(ex) ==
+		      (uint64_t)dev.cq->wall_offset);
+		ibv_end_poll(ex);
+		CHECK(le32toh(dev.cq->ctrl->consumer) == 3 * lap + 2);
+		CHECK(vrdma_poll_cq(&dev.cq->ibv_cq, 1, &wc) == 1);
+		CHECK(wc.wr_id == 7);
+		CHECK(ibv_start_poll(ex, &attr) == ENOENT);
+		i += 2;
+	}
+	device_complete(&dev, qp, VIRTIO_RDMA_CQE_SEND_QUEUE, i, 1);
+	CHECK(!ibv_start_poll(ex, &attr));
+	CHECK(ibv_next_poll(ex) == ENOENT);
+	ibv_end_poll(ex);
+	dev.cq->ctrl->flags = htole32(VIRTIO_RDMA_CQ_ERROR);
+	CHECK(ibv_start_poll(ex, &attr) == EIO);
+
+	CHECK(!vrdma_destroy_qp(&qp->ibv_qp));
+	CHECK(!vrdma_destroy_cq(&dev.cq->ibv_cq));
+}
+
+static void test_resize(void)
+{
+	struct vrdma_cq *cq = new_cq(4);
+	struct vrdma_qp *qp = new_qp(
+		cq, (struct ibv_qp_cap){ 8, 8, 1, 1, 0 }, IBV_QPS_RTS);
+	struct device_cq dev = { .cq = cq };
+	struct ibv_wc wc[8];
+	uint32_t i;
+
+	for (i = 0; i < 2; i++)
+		device_complete(&dev, qp, VIRTIO_RDMA_CQE_SEND_QUEUE, i, i);
+	CHECK(vrdma_poll_cq(&cq->ibv_cq, 8, wc) == 2);
+	for (; i < 5; i++)
+		device_complete(&dev, qp, VIRTIO_RDMA_CQE_SEND_QUEUE, i, i);
+	CHECK(!vrdma_req_notify_cq(&cq->ibv_cq, 1));
+
+	CHECK(vrdma_resize_cq(&cq->ibv_cq, 0) == EINVAL);
+	CHECK(vrdma_resize_cq(&cq->ibv_cq, 4097) == EINVAL);
+	CHECK(vrdma_resize_cq(&cq->ibv_cq, 2) == EINVAL);
+	CHECK(cq->entries == 4);
+	CHECK(!vrdma_resize_cq(&cq->ibv_cq, 5));
+	CHECK(cq->entries == 8 && cq->ibv_cq.cqe == 8);
+	/* Arming went along. */
+	CHECK(le32toh(cq->ctrl->arm) == VIRTIO_RDMA_ARM_SOLICITED);
+	dev.producer = 3;
+	for (; i < 10; i++)
+		device_complete(&dev, qp, VIRTIO_RDMA_CQE_SEND_QUEUE, i, i);
+	CHECK(vrdma_poll_cq(&cq->ibv_cq, 8, wc) == 8);
+	for (i = 0; i < 8; i++)
+		CHECK(wc[i].wr_id == 2 + i);
+	CHECK(!vrdma_resize_cq(&cq->ibv_cq, 1));
+	CHECK(!vrdma_poll_cq(&cq->ibv_cq, 8, wc));
+
+	CHECK(!vrdma_destroy_qp(&qp->ibv_qp));
+	CHECK(!vrdma_destroy_cq(&cq->ibv_cq));
+}
+
+/* ibv_wr_* and ibv_post_send, in turns, on one queue pair. */
+static void test_wr(void)
+{
+	struct vrdma_cq *cq = new_cq(16);
+	struct ibv_qp_init_attr_ex init = {
+		.send_cq = &cq->ibv_cq,
+		.recv_cq = &cq->ibv_cq,
+		.cap = { 4, 1, 2, 1, 40 },
+		.qp_type = IBV_QPT_RC,
+		.comp_mask = IBV_QP_INIT_ATTR_PD |
+			     IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
+		.pd = &pd.ibv_pd,
+		.send_ops_flags = IBV_QP_EX_WITH_TSO,
+	};
+	struct ibv_sge sges[3] = { { 0x1000, 10, 7 }, { 0x2000, 20, 8 } };
+	char first[] = "first", second[] = "second";
+	struct ibv_data_buf bufs[2] = { { first, 5 }, { second, 6 } };
+	struct ibv_send_wr send = { .wr_id = 77, .opcode = IBV_WR_SEND }, *bad;
+	struct virtio_rdma_send_wqe *wqe;
+	struct virtio_rdma_sge *sge;
+	struct vrdma_qp *qp;
+	struct ibv_qp_ex *ex;
+	char large[65] = "";
+	uint32_t mark;
+
+	CHECK(!vrdma_create_qp_ex(pd.ibv_pd.context, &init));
+	CHECK(errno == EOPNOTSUPP);
+	init.send_ops_flags = IBV_QP_EX_WITH_SEND |
+			      IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM |
+			      IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP;
+	qp = to_vqp(vrdma_create_qp_ex(pd.ibv_pd.context, &init));
+	ex = &qp->verbs_qp.qp_ex;
+	/* Where libibverbs looks, and where an older one looks. */
+	CHECK(qp->verbs_qp.comp_mask & VERBS_QP_EX);
+	memcpy(&mark, &ex->wr_flush, sizeof(mark));
+	CHECK(mark == VERBS_QP_EX);
+
+	/* Not in this state. */
+	ibv_wr_start(ex);
+	ibv_wr_send(ex);
+	CHECK(ibv_wr_complete(ex) == EINVAL && !qp->ctrl->sq_producer);
+	qp->ibv_qp.state = IBV_QPS_RTS;
+
+	ibv_wr_start(ex);
+	ex->wr_id = 1;
+	ex->wr_flags = IBV_SEND_SIGNALED;
+	ibv_wr_rdma_write_imm(ex, 0x1234, 0x99aabbccddee, htobe32(5));
+	ibv_wr_set_sge_list(ex, 2, sges);
+	ex->wr_id = 2;
+	ex->wr_flags = IBV_SEND_FENCE;
+	ibv_wr_send(ex);
+	ibv_wr_set_inline_data_list(ex, 2, bufs);
+	CHECK(!qp->ctrl->sq_producer);
+	CHECK(!ibv_wr_complete(ex));
+	CHECK(le32toh(qp->ctrl->sq_producer) == 2);
+	wqe = send_slot(qp, 0);
+	sge = (void *)(wqe + 1);
+	CHECK(le64toh(wqe->wr_id) == 1 && wqe->imm == htobe32(5));
+	CHECK(wqe->opcode == VIRTIO_RDMA_WQE_WRITE_IMM);
+	CHECK(wqe->flags == VIRTIO_RDMA_WQE_SIGNALED);
+	CHECK(le32toh(wqe->rkey) == 0x1234);
+	CHECK(le64toh(wqe->remote_addr) == 0x99aabbccddee);
+	CHECK(le16toh(wqe->num_sge) == 2 && le64toh(sge[1].addr) == 0x2000);
+	wqe = send_slot(qp, 1);
+	CHECK(wqe->flags == (VIRTIO_RDMA_WQE_INLINE | VIRTIO_RDMA_WQE_FENCE));
+	CHECK(le32toh(wqe->inline_len) == 11 && !wqe->num_sge);
+	CHECK(!memcmp(wqe + 1, "firstsecond", 11));
+
+	CHECK(!vrdma_post_send(&qp->ibv_qp, &send, &bad));
+	CHECK(le64toh(send_slot(qp, 2)->wr_id) == 77);
+
+	/* What was given up leaves no trace, nor does a batch with an error. */
+	ex->wr_id = 3;
+	ibv_wr_start(ex);
+	ibv_wr_send(ex);
+	ibv_wr_abort(ex);
+	ibv_wr_start(ex);
+	ibv_wr_send(ex);
+	ibv_wr_set_sge_list(ex, 5, sges);
+	CHECK(ibv_wr_complete(ex) == EINVAL);
+	ibv_wr_start(ex);
+	ibv_wr_send(ex);
+	ibv_wr_set_inline_data(ex, large, sizeof(large));
+	CHECK(ibv_wr_complete(ex) == EINVAL);
+	ibv_wr_start(ex);
+	ibv_wr_atomic_cmp_swp(ex, 1, 2, 3, 4);
+	ibv_wr_set_inline_data(ex, large, 8);
+	CHECK(ibv_wr_complete(ex) == EINVAL);
+	ibv_wr_start(ex);
+	ibv_wr_send(ex);
+	ibv_wr_set_sge(ex, 1, 2, 3);
+	ibv_wr_send(ex);
+	ibv_wr_set_sge(ex, 1, 2, 3);
+	CHECK(ibv_wr_complete(ex) == ENOMEM);
+	CHECK(le32toh(qp->ctrl->sq_producer) == 3);
+
+	ibv_wr_start(ex);
+	ibv_wr_atomic_cmp_swp(ex, 1, 2, 3, 4);
+	ibv_wr_set_sge(ex, 5, 6, 8);
+	CHECK(!ibv_wr_complete(ex));
+	wqe = send_slot(qp, 3);
+	CHECK(le64toh(wqe->compare_add) == 3 && le64toh(wqe->swap) == 4);
+	CHECK(le32toh(qp->ctrl->sq_producer) == 4);
+
+	CHECK(!vrdma_destroy_qp(&qp->ibv_qp));
+	CHECK(!vrdma_destroy_cq(&cq->ibv_cq));
+}
+
+/* Rings in a parent domain's memory, without locks when it has one thread. */
+static uint64_t asked;
+static void *asked_for;
+static unsigned int given_back;
+
+static void *ask(struct ibv_pd *of, void *ctx, size_t size, size_t alignment,
+		 uint64_t type)
+{
+	asked = type;
+	CHECK(ctx == &asked && alignment == VIRTIO_RDMA_PAGE_SIZE);
+	asked_for = aligned_alloc(alignment, size);
+	memset(asked_for, 0xff, size);
+	return asked_for;
+}
+
+static void give_back(struct ibv_pd *of, void *ctx, void *ptr, uint64_t type)
+{
+	CHECK(type == asked);
+	free(ptr);
+	given_back++;
+}
+
+static void test_parent_domain(void)
+{
+	struct ibv_context *ctx = pd.ibv_pd.context;
+	struct ibv_td_init_attr td_attr = {};
+	struct ibv_td *td = vrdma_alloc_td(ctx, &td_attr);
+	struct ibv_parent_domain_init_attr attr = {
+		.pd = &pd.ibv_pd,
+		.td = td,
+		.comp_mask = IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS |
+			     IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT,
+		.alloc = ask,
+		.free = give_back,
+		.pd_context = &asked,
+	};
+	struct ibv_cq_init_attr_ex init = {
+		.cqe = 4,
+		.comp_mask = IBV_CQ_INIT_ATTR_MASK_PD,
+	};
+	struct ibv_pd *parent = vrdma_alloc_parent_domain(ctx, &attr);
+	struct device_cq dev = {};
+	struct ibv_wc wc;
+	struct vrdma_cq *cq;
+	struct vrdma_qp *qp;
+
+	CHECK(parent && vrdma_dealloc_td(td) == EBUSY);
+	CHECK(vrdma_dealloc_pd(&pd.ibv_pd) == EBUSY);
+	attr.pd = parent;
+	CHECK(!vrdma_alloc_parent_domain(ctx, &attr) && errno == EINVAL);
+
+	init.parent_domain = &pd.ibv_pd;
+	CHECK(!vrdma_create_cq_ex(ctx, &init) && errno == EINVAL);
+	init.parent_domain = parent;
+	cq = to_vcq(ibv_cq_ex_to_cq(vrdma_create_cq_ex(ctx, &init)));
+	CHECK(asked == VRDMA_RES_TYPE(VRDMA_RES_TYPE_CQ));
+	CHECK(cq->buf.addr == asked_for && cq->single_threaded);
+	/* The allocator's memory has been zeroed. */
+	CHECK(!vrdma_poll_cq(&cq->ibv_cq, 1, &wc));
+	CHECK(vrdma_dealloc_pd(parent) == EBUSY);
+
+	pd.ibv_pd.handle = 1;
+	qp = new_qp_in(parent, cq, (struct ibv_qp_cap){ 4, 4, 1, 1, 0 },
+		       IBV_QPS_RTS);
+	CHECK(asked == VRDMA_RES_TYPE(VRDMA_RES_TYPE_QP));
+	CHECK(qp->sq.single_threaded && qp->rq.single_threaded);
+	dev.cq = cq;
+	device_complete(&dev, qp, 0, 0, 9);
+	CHECK(vrdma_poll_cq(&cq->ibv_cq, 1, &wc) == 1 && wc.wr_id == 9);
+
+	CHECK(!vrdma_destroy_qp(&qp->ibv_qp) && given_back == 1);
+	asked = VRDMA_RES_TYPE(VRDMA_RES_TYPE_CQ);
+	CHECK(!vrdma_destroy_cq(&cq->ibv_cq) && given_back == 2);
+	CHECK(!vrdma_dealloc_pd(parent) && !vrdma_dealloc_td(td));
+}
+
 int main(void)
 {
 	test_layout();
@@ -466,6 +819,10 @@ int main(void)
 	test_laps();
 	test_clean();
 	test_arm();
+	test_start_poll();
+	test_resize();
+	test_wr();
+	test_parent_domain();
 	puts("virtio-rdma provider: rings as specified");
 	return 0;
 }

@@ -4,12 +4,16 @@
  * that the device reads and writes; they, and the doorbell page, are specified
  * in docs/virtio-rdma.md, sections 5 to 7.
  *
- * main.c	device and context, protection domains, memory regions
+ * main.c	device and context, memory regions
+ * pd.c		protection domains, parent domains, thread domains
  * buf.c	memory of rings; queue pairs by number
  * cq.c		completion queues
+ * poll.c	polling them, ibv_poll_cq and ibv_start_poll
+ * clock.c	the device's clock
  * qp.c		queue pairs
  * ah.c		address handles
- * post.c	posting
+ * post.c	posting, ibv_post_send and ibv_post_recv
+ * wr.c		posting with ibv_wr_*
  */
 #ifndef VRDMA_H
 #define VRDMA_H
@@ -53,13 +57,50 @@ struct vrdma_context {
 	struct vrdma_qp_table qp_table[VRDMA_QP_TABLE_SIZE];
 };
 
+struct vrdma_td {
+	struct ibv_td ibv_td;
+	atomic_uint users;	/* parent domains */
+};
+
+/* A protection domain, or a parent domain, which stands for one. */
+struct vrdma_pd {
+	struct ibv_pd ibv_pd;
+	atomic_uint users;	/* parent domains; of one, its objects */
+
+	/* Of a parent domain. */
+	struct vrdma_pd *of;
+	struct vrdma_td *td;
+	void *(*alloc)(struct ibv_pd *pd, void *context, size_t size,
+		       size_t alignment, uint64_t resource_type);
+	void (*free)(struct ibv_pd *pd, void *context, void *ptr,
+		     uint64_t resource_type);
+	void *context;
+};
+
+/* What a parent domain's allocator is told that the memory is for. */
+#define VRDMA_RES_TYPE(n) (((uint64_t)RDMA_DRIVER_UNKNOWN << 32) | (n))
+
+enum vrdma_res_type {
+	VRDMA_RES_TYPE_QP = 1,
+	VRDMA_RES_TYPE_CQ = 2,
+	VRDMA_RES_TYPE_SRQ = 3,
+};
+
 struct vrdma_buf {
 	void *addr;
 	size_t length;
+	struct vrdma_pd *pd;		/* whose allocator gave it, or NULL */
+	enum vrdma_res_type type;
 };
 
+/* The first member of a verbs_cq is the ibv_cq, and of a verbs_qp the ibv_qp. */
 struct vrdma_cq {
-	struct ibv_cq ibv_cq;
+	union {
+		struct verbs_cq verbs_cq;
+		struct ibv_cq ibv_cq;
+	};
+	struct vrdma_pd *parent;	/* parent domain, or NULL */
+	bool single_threaded;
 	pthread_spinlock_t lock;
 	struct virtio_rdma_cq_ctrl *ctrl;
 	struct virtio_rdma_cqe *ring;
@@ -69,10 +110,20 @@ struct vrdma_cq {
 	uint32_t armed;		/* kind under this sequence, 0 none */
 	uint32_t cqn;
 	struct vrdma_buf buf;
+
+	/* Between ibv_start_poll and ibv_end_poll, with the lock held. */
+	const struct virtio_rdma_cqe *current;
+	struct vrdma_qp *current_qp;
+
+	/* Wall clock less device clock, and when that was found out. */
+	bool wallclock;
+	int64_t wall_offset;
+	uint64_t wall_checked;
 };
 
 struct vrdma_wq {
 	pthread_spinlock_t lock;
+	bool single_threaded;
 	void *ring;
 	uint32_t entries;
 	uint32_t stride;
@@ -82,7 +133,11 @@ struct vrdma_wq {
 };
 
 struct vrdma_qp {
-	struct ibv_qp ibv_qp;
+	union {
+		struct verbs_qp verbs_qp;
+		struct ibv_qp ibv_qp;
+	};
+	struct vrdma_pd *parent;	/* parent domain, or NULL */
 	struct virtio_rdma_qp_ctrl *ctrl;
 	struct vrdma_wq sq;
 	struct vrdma_wq rq;
@@ -92,6 +147,11 @@ struct vrdma_qp {
 	bool invalidates;
 	void *doorbell;
 	struct vrdma_buf buf;
+
+	/* Between ibv_wr_start and ibv_wr_complete, with the SQ's lock held. */
+	struct virtio_rdma_send_wqe *wr;	/* NULL after an error */
+	uint32_t wr_producer;
+	int wr_error;
 };
 
 struct vrdma_ah {
@@ -102,6 +162,11 @@ struct vrdma_ah {
 static inline struct vrdma_context *to_vctx(struct ibv_context *ibv_ctx)
 {
 	return container_of(ibv_ctx, struct vrdma_context, ibv_ctx.context);
+}
+
+static inline struct vrdma_pd *to_vpd(struct ibv_pd *ibv_pd)
+{
+	return container_of(ibv_pd, struct vrdma_pd, ibv_pd);
 }
 
 static inline struct vrdma_cq *to_vcq(struct ibv_cq *ibv_cq)
@@ -117,6 +182,30 @@ static inline struct vrdma_qp *to_vqp(struct ibv_qp *ibv_qp)
 static inline struct vrdma_ah *to_vah(struct ibv_ah *ibv_ah)
 {
 	return container_of(ibv_ah, struct vrdma_ah, ibv_ah);
+}
+
+/* The parent domain that this is, or NULL. */
+static inline struct vrdma_pd *vrdma_parent(struct ibv_pd *ibv_pd)
+{
+	return ibv_pd && to_vpd(ibv_pd)->of ? to_vpd(ibv_pd) : NULL;
+}
+
+static inline bool vrdma_single_threaded(const struct vrdma_pd *parent)
+{
+	return parent && parent->td;
+}
+
+/* A parent domain, if it is one, stays as long as its objects. */
+static inline void vrdma_parent_hold(struct vrdma_pd *parent)
+{
+	if (parent)
+		atomic_fetch_add(&parent->users, 1);
+}
+
+static inline void vrdma_parent_release(struct vrdma_pd *parent)
+{
+	if (parent)
+		atomic_fetch_sub(&parent->users, 1);
 }
 
 /*
@@ -153,8 +242,71 @@ static inline void vrdma_fence(void)
 	atomic_thread_fence(memory_order_seq_cst);
 }
 
+static inline void vrdma_cq_lock(struct vrdma_cq *cq)
+{
+	if (!cq->single_threaded)
+		pthread_spin_lock(&cq->lock);
+}
+
+static inline void vrdma_cq_unlock(struct vrdma_cq *cq)
+{
+	if (!cq->single_threaded)
+		pthread_spin_unlock(&cq->lock);
+}
+
+static inline void vrdma_wq_lock(struct vrdma_wq *wq)
+{
+	if (!wq->single_threaded)
+		pthread_spin_lock(&wq->lock);
+}
+
+static inline void vrdma_wq_unlock(struct vrdma_wq *wq)
+{
+	if (!wq->single_threaded)
+		pthread_spin_unlock(&wq->lock);
+}
+
+static inline void *vrdma_wq_slot(const struct vrdma_wq *wq, uint32_t index)
+{
+	return wq->ring + (size_t)(index & (wq->entries - 1)) * wq->stride;
+}
+
+static inline bool vrdma_wq_full(struct vrdma_wq *wq, uint32_t producer)
+{
+	return producer - atomic_load_explicit(&wq->consumer,
+					       memory_order_acquire) >=
+	       wq->entries;
+}
+
+static inline struct virtio_rdma_cqe *vrdma_cqe(const struct vrdma_cq *cq,
+						uint32_t index)
+{
+	return &cq->ring[index & (cq->entries - 1)];
+}
+
+static inline bool vrdma_cqe_valid(const struct vrdma_cq *cq, uint32_t index)
+{
+	uint32_t phase = vrdma_load_acquire(&vrdma_cqe(cq, index)->phase);
+
+	return (phase & VIRTIO_RDMA_CQE_PHASE) ==
+	       virtio_rdma_phase(index, cq->entries);
+}
+
+/* pd.c */
+struct ibv_pd *vrdma_alloc_pd(struct ibv_context *ibv_ctx);
+struct ibv_pd *vrdma_import_pd(struct ibv_context *ibv_ctx, uint32_t handle);
+void vrdma_unimport_pd(struct ibv_pd *ibv_pd);
+int vrdma_dealloc_pd(struct ibv_pd *ibv_pd);
+struct ibv_pd *
+vrdma_alloc_parent_domain(struct ibv_context *ibv_ctx,
+			  struct ibv_parent_domain_init_attr *attr);
+struct ibv_td *vrdma_alloc_td(struct ibv_context *ibv_ctx,
+			      struct ibv_td_init_attr *attr);
+int vrdma_dealloc_td(struct ibv_td *ibv_td);
+
 /* buf.c */
-int vrdma_buf_alloc(struct vrdma_buf *buf, size_t length);
+int vrdma_buf_alloc(struct vrdma_buf *buf, struct vrdma_pd *pd,
+		    enum vrdma_res_type type, size_t length);
 void vrdma_buf_free(struct vrdma_buf *buf);
 int vrdma_qp_table_add(struct vrdma_context *ctx, struct vrdma_qp *qp);
 void vrdma_qp_table_remove(struct vrdma_context *ctx, uint32_t qpn);
@@ -164,15 +316,30 @@ struct vrdma_qp *vrdma_qp_table_find(struct vrdma_context *ctx, uint32_t qpn);
 struct ibv_cq *vrdma_create_cq(struct ibv_context *ibv_ctx, int cqe,
 			       struct ibv_comp_channel *channel,
 			       int comp_vector);
+struct ibv_cq_ex *vrdma_create_cq_ex(struct ibv_context *ibv_ctx,
+				     struct ibv_cq_init_attr_ex *attr);
+int vrdma_resize_cq(struct ibv_cq *ibv_cq, int cqe);
+int vrdma_modify_cq(struct ibv_cq *ibv_cq, struct ibv_modify_cq_attr *attr);
 int vrdma_destroy_cq(struct ibv_cq *ibv_cq);
-int vrdma_poll_cq(struct ibv_cq *ibv_cq, int num_entries, struct ibv_wc *wc);
 int vrdma_req_notify_cq(struct ibv_cq *ibv_cq, int solicited_only);
 void vrdma_cq_event(struct ibv_cq *ibv_cq);
 void vrdma_cq_clean(struct vrdma_cq *cq, uint32_t qpn);
 
+/* poll.c */
+int vrdma_poll_cq(struct ibv_cq *ibv_cq, int num_entries, struct ibv_wc *wc);
+void vrdma_cq_ex_init(struct vrdma_cq *cq,
+		      const struct ibv_cq_init_attr_ex *attr);
+
+/* clock.c */
+int vrdma_query_rt_values(struct ibv_context *ibv_ctx,
+			  struct ibv_values_ex *values);
+void vrdma_check_wallclock(struct vrdma_cq *cq);
+
 /* qp.c */
 struct ibv_qp *vrdma_create_qp(struct ibv_pd *pd,
 			       struct ibv_qp_init_attr *attr);
+struct ibv_qp *vrdma_create_qp_ex(struct ibv_context *ibv_ctx,
+				  struct ibv_qp_init_attr_ex *attr);
 int vrdma_modify_qp(struct ibv_qp *ibv_qp, struct ibv_qp_attr *attr, int mask);
 int vrdma_query_qp(struct ibv_qp *ibv_qp, struct ibv_qp_attr *attr, int mask,
 		   struct ibv_qp_init_attr *init_attr);
@@ -192,11 +359,19 @@ int vrdma_destroy_ah(struct ibv_ah *ibv_ah);
 
 /* post.c */
 int vrdma_wq_init(struct vrdma_wq *wq, void *ring, uint32_t entries,
-		  uint32_t stride, uint32_t max_sge);
+		  uint32_t stride, uint32_t max_sge, bool single_threaded);
 void vrdma_wq_destroy(struct vrdma_wq *wq);
+void vrdma_wq_publish(struct vrdma_qp *qp, struct vrdma_wq *wq, __le32 *index,
+		      uint32_t producer, uint32_t kick);
+void vrdma_fill_sges(struct virtio_rdma_sge *to, const struct ibv_sge *from,
+		     int count);
+uint8_t vrdma_wqe_flags(unsigned int send_flags);
 int vrdma_post_send(struct ibv_qp *ibv_qp, struct ibv_send_wr *wr,
 		    struct ibv_send_wr **bad_wr);
 int vrdma_post_recv(struct ibv_qp *ibv_qp, struct ibv_recv_wr *wr,
 		    struct ibv_recv_wr **bad_wr);
+
+/* wr.c */
+int vrdma_wr_init(struct vrdma_qp *qp, uint64_t send_ops_flags);
 
 #endif /* VRDMA_H */
