@@ -60,6 +60,52 @@ static void vrdma_netdev_link(struct vrdma_dev *dev)
 					       IB_EVENT_PORT_ERR);
 }
 
+/*
+ * The interface belongs to another device, so the directory "net" that tools
+ * look for below that of an RDMA device is a group of ours, with a link to it.
+ */
+static struct attribute *vrdma_net_attrs[] = { NULL };
+static const struct attribute_group vrdma_net_group = {
+	.name = "net",
+	.attrs = vrdma_net_attrs,
+};
+
+static void vrdma_netdev_unlink(struct vrdma_dev *dev)
+{
+	struct kobject *kobj = &dev->vdev->dev.kobj;
+
+	if (!dev->netdev_link[0])
+		return;
+	sysfs_remove_link_from_group(kobj, vrdma_net_group.name,
+				     dev->netdev_link);
+	sysfs_remove_group(kobj, &vrdma_net_group);
+	dev->netdev_link[0] = 0;
+}
+
+/* Also when its name changed. */
+static void vrdma_netdev_relink(struct vrdma_dev *dev,
+				struct net_device *netdev)
+{
+	struct kobject *kobj = &dev->vdev->dev.kobj;
+	int err;
+
+	vrdma_netdev_unlink(dev);
+	err = sysfs_create_group(kobj, &vrdma_net_group);
+	if (err)
+		goto out;
+	err = sysfs_add_link_to_group(kobj, vrdma_net_group.name,
+				      &netdev->dev.kobj, netdev->name);
+	if (err)
+		sysfs_remove_group(kobj, &vrdma_net_group);
+	else
+		strscpy(dev->netdev_link, netdev->name,
+			sizeof(dev->netdev_link));
+out:
+	if (err)
+		dev_warn(&dev->vdev->dev, "no link to %s in sysfs: %d\n",
+			 netdev->name, err);
+}
+
 static struct net_device *vrdma_netdev_find(struct vrdma_dev *dev)
 {
 	struct net_device *netdev, *found = NULL;
@@ -103,6 +149,7 @@ static bool vrdma_netdev_try(struct vrdma_dev *dev)
 	spin_lock_irqsave(&dev->netdev_lock, flags);
 	dev->netdev = netdev;
 	spin_unlock_irqrestore(&dev->netdev_lock, flags);
+	vrdma_netdev_relink(dev, netdev);
 	dev_info(&dev->vdev->dev, "paired with %s\n", netdev->name);
 	return true;
 }
@@ -116,8 +163,10 @@ static void vrdma_netdev_part(struct vrdma_dev *dev)
 	netdev = dev->netdev;
 	dev->netdev = NULL;
 	spin_unlock_irqrestore(&dev->netdev_lock, flags);
-	if (netdev)
-		dev_put(netdev);
+	if (!netdev)
+		return;
+	vrdma_netdev_unlink(dev);
+	dev_put(netdev);
 }
 
 static void vrdma_netdev_work(struct work_struct *work)
@@ -153,6 +202,10 @@ static int vrdma_netdev_event(struct notifier_block *nb, unsigned long event,
 		ib_device_set_netdev(&dev->ibdev, NULL, VRDMA_PORT);
 		vrdma_netdev_part(dev);
 		vrdma_netdev_link(dev);
+		break;
+	case NETDEV_CHANGENAME:
+		if (dev->netdev == netdev)
+			vrdma_netdev_relink(dev, netdev);
 		break;
 	case NETDEV_REGISTER:
 	case NETDEV_CHANGEADDR:

@@ -266,7 +266,7 @@ struct virtio_rdma_alloc_mw {
 	__u8	reserved[3];
 };
 
-/* Section 4.10 */
+/* Section 4.11 */
 struct virtio_rdma_clock {
 	__le64	nanoseconds;
 };

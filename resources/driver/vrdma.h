@@ -21,6 +21,7 @@
 #define VRDMA_H
 
 #include <linux/completion.h>
+#include <linux/if.h>
 #include <linux/if_ether.h>
 #include <linux/mutex.h>
 #include <linux/notifier.h>
@@ -100,6 +101,7 @@ struct vrdma_dev {
 
 	spinlock_t netdev_lock;	/* netdev, port_active, registered */
 	struct net_device *netdev;
+	char netdev_link[IFNAMSIZ];	/* its name in sysfs; under RTNL */
 	bool port_active;
 	bool registered;
 	struct notifier_block netdev_nb;

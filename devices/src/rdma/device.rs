@@ -2,7 +2,7 @@
 
 use std::os::fd::RawFd;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::control;
 use super::engine::{Engine, Receiver};
@@ -35,6 +35,7 @@ impl DeviceConfig {
         | feature::ATOMICS
         | feature::FRWR
         | feature::MW
+        | feature::CQ_RESIZE
         | feature::USER_DOORBELL
         | feature::DMA_MR;
 
@@ -103,9 +104,16 @@ impl RdmaDevice {
         }
     }
 
+    /// The device's clock at a time, in nanoseconds.
+    fn clock(&self, now: Instant) -> u64 {
+        let elapsed = now.saturating_duration_since(self.start).as_nanos();
+        u64::try_from(elapsed).unwrap_or(u64::MAX)
+    }
+
     /// Carries out a command from the control queue. The reply, header included, replaces what is in `reply`; it is no longer than
     /// `reply_room`, and empty when not even a header fits.
     pub fn command(&mut self, request: &[u8], reply: &mut Vec<u8>, reply_room: usize) {
+        self.objects.cqs.timestamp = self.clock(Instant::now());
         let mut control = control::Control {
             config: &self.config,
             objects: &mut self.objects,
@@ -124,8 +132,7 @@ impl RdmaDevice {
     /// One bounded round of everything. True if there was work, and so perhaps is more.
     pub fn poll(&mut self) -> bool {
         let now = Instant::now();
-        let elapsed = now.saturating_duration_since(self.start).as_nanos();
-        self.objects.cqs.timestamp = u64::try_from(elapsed).unwrap_or(u64::MAX);
+        self.objects.cqs.timestamp = self.clock(now);
         let mut worked = self.fabric.poll(&mut Receiver {
             engine: &mut self.engine,
             objects: &mut self.objects,
@@ -164,7 +171,10 @@ impl RdmaDevice {
         if self.engine.before_sleep(&mut self.objects) {
             return Sleep::No;
         }
-        Sleep::Until(self.engine.next_timer())
+        let held = self.objects.cqs.next_held();
+        let event = held.and_then(|at| self.start.checked_add(Duration::from_nanos(at)));
+        let timer = self.engine.next_timer();
+        Sleep::Until(timer.into_iter().chain(event).min())
     }
 
     /// The fabric's descriptor: readable when [`RdmaDevice::poll`] has work from there.

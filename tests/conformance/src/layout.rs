@@ -12,6 +12,7 @@ pub mod command {
     pub const QUERY_DEVICE: u16 = 0x0001;
     pub const QUERY_PORT: u16 = 0x0002;
     pub const QUERY_COUNTERS: u16 = 0x0003;
+    pub const QUERY_CLOCK: u16 = 0x0004;
     pub const ADD_GID: u16 = 0x0010;
     pub const DEL_GID: u16 = 0x0011;
     pub const CREATE_CONTEXT: u16 = 0x0020;
@@ -26,6 +27,8 @@ pub mod command {
     pub const ALLOC_MR: u16 = 0x0045;
     pub const CREATE_CQ: u16 = 0x0050;
     pub const DESTROY_CQ: u16 = 0x0051;
+    pub const RESIZE_CQ: u16 = 0x0052;
+    pub const MODIFY_CQ: u16 = 0x0053;
     pub const CREATE_QP: u16 = 0x0060;
     pub const MODIFY_QP: u16 = 0x0061;
     pub const QUERY_QP: u16 = 0x0062;
@@ -38,10 +41,11 @@ pub mod command {
     pub const MODIFY_SRQ: u16 = 0x0071;
     pub const QUERY_SRQ: u16 = 0x0072;
     pub const DESTROY_SRQ: u16 = 0x0073;
-    pub const ALL: [u16; 29] = [
+    pub const ALL: [u16; 32] = [
         QUERY_DEVICE,
         QUERY_PORT,
         QUERY_COUNTERS,
+        QUERY_CLOCK,
         ADD_GID,
         DEL_GID,
         CREATE_CONTEXT,
@@ -56,6 +60,8 @@ pub mod command {
         ALLOC_MR,
         CREATE_CQ,
         DESTROY_CQ,
+        RESIZE_CQ,
+        MODIFY_CQ,
         CREATE_QP,
         MODIFY_QP,
         QUERY_QP,

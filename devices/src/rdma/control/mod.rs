@@ -9,6 +9,7 @@ use super::fabric::Fabric;
 use super::objects::{KERNEL, Objects};
 use super::wire::{CommandHeader, Le32, ReplyHeader, Status, opcode};
 
+mod completion;
 mod memory;
 mod multicast;
 mod queries;
@@ -69,6 +70,7 @@ fn lookup<'c>(opcode: u16) -> Option<Command<'c>> {
         opcode::QUERY_DEVICE => Command::any(bytes::<168>, Control::query_device),
         opcode::QUERY_PORT => Command::any(bytes::<24>, Control::query_port),
         opcode::QUERY_COUNTERS => Command::any(queries::counters_size, Control::query_counters),
+        opcode::QUERY_CLOCK => Command::any(bytes::<8>, Control::query_clock),
         opcode::ADD_GID => Command::kernel(bytes::<0>, Control::add_gid),
         opcode::DEL_GID => Command::kernel(bytes::<0>, Control::del_gid),
         opcode::CREATE_CONTEXT => Command::kernel(bytes::<8>, Control::create_context),
@@ -83,6 +85,8 @@ fn lookup<'c>(opcode: u16) -> Option<Command<'c>> {
         opcode::ALLOC_MR => Command::kernel(bytes::<8>, Control::alloc_mr),
         opcode::CREATE_CQ => Command::any(bytes::<8>, Control::create_cq),
         opcode::DESTROY_CQ => Command::any(bytes::<0>, Control::destroy_cq),
+        opcode::RESIZE_CQ => Command::any(bytes::<0>, Control::resize_cq),
+        opcode::MODIFY_CQ => Command::any(bytes::<0>, Control::modify_cq),
         opcode::CREATE_QP => Command::any(bytes::<8>, Control::create_qp),
         opcode::MODIFY_QP => Command::any(bytes::<0>, Control::modify_qp),
         opcode::QUERY_QP => Command::any(bytes::<72>, Control::query_qp),

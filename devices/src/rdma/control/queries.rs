@@ -5,8 +5,8 @@ use zerocopy::IntoBytes;
 use super::{Control, Outcome, handle, put_handle, whole};
 use crate::rdma::objects::QpState;
 use crate::rdma::wire::{
-    AddGidBody, ContextReply, CountersReply, DeviceReply, Le32, Le64, PortBody, PortReply, Status,
-    feature, port_state,
+    AddGidBody, ClockReply, ContextReply, CountersReply, DeviceReply, Le32, Le64, PortBody,
+    PortReply, Status, feature, port_state,
 };
 
 /// IB enumeration: 4096.
@@ -124,6 +124,15 @@ impl Control<'_> {
         for value in values {
             reply.extend_from_slice(&value.to_le_bytes());
         }
+        Ok(())
+    }
+
+    pub(super) fn query_clock(&mut self, _: u32, body: &[u8], reply: &mut Vec<u8>) -> Outcome {
+        let () = whole_empty(body)?;
+        let answer = ClockReply {
+            nanoseconds: Le64::new(self.objects.cqs.timestamp),
+        };
+        reply.extend_from_slice(answer.as_bytes());
         Ok(())
     }
 

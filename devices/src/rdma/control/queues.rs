@@ -1,12 +1,11 @@
-//! Completion queues and queue pairs.
+//! Queue pairs.
 
 use super::{Control, Outcome, handle, put_handle, with_list};
 use crate::rdma::memory::{RingBuffer, RingMemory};
-use crate::rdma::objects::cq::CqRequest;
 use crate::rdma::objects::{GSI_QPN, KERNEL, QpCaps, QpKind, QpRequest, RingPlace};
 use crate::rdma::wire::{
-    CQE_SIZE, CreateCqBody, CreateQpBody, Le64, ReceiveWqeHeader, SendWqeHeader, Sge, Status,
-    cq_control, feature, qp_control, qp_flag, qp_type,
+    CreateQpBody, Le64, ReceiveWqeHeader, SendWqeHeader, Sge, Status, feature, qp_control, qp_flag,
+    qp_type,
 };
 
 /// Control blocks and completion rings are aligned to this.
@@ -18,45 +17,6 @@ const MIN_RQ_STRIDE: u32 = 16;
 const MAX_RQ_STRIDE: u32 = 1024;
 
 impl Control<'_> {
-    pub(super) fn create_cq(&mut self, context: u32, body: &[u8], reply: &mut Vec<u8>) -> Outcome {
-        let (head, pages) = with_list::<CreateCqBody, Le64>(body, |head| head.num_pages.get())?;
-        let entries = head.entries.get();
-        let max = self.config.limits.cqe.next_power_of_two();
-        if !entries.is_power_of_two() || entries > max {
-            return Err(Status::Invalid);
-        }
-        let vector = u16::try_from(head.vector.get()).map_err(|_| Status::Invalid)?;
-        if vector >= self.config.num_vectors {
-            return Err(Status::Invalid);
-        }
-        let buffer = RingBuffer {
-            length: head.buf_length.get(),
-            page_shift: head.page_shift.get(),
-            offset: head.buf_offset.get(),
-        };
-        let memory = self.map(buffer, pages)?;
-        let (control, ring) = (head.ctrl_offset.get(), head.ring_offset.get());
-        let parts = [
-            (control, cq_control::SIZE, LINE),
-            (ring, u64::from(entries) * CQE_SIZE, LINE),
-        ];
-        check_parts(&memory, &parts)?;
-        let cqn = self.objects.create_cq(CqRequest {
-            context,
-            vector,
-            entries,
-            memory,
-            control,
-            ring,
-        })?;
-        put_handle(reply, cqn);
-        Ok(())
-    }
-
-    pub(super) fn destroy_cq(&mut self, context: u32, body: &[u8], _: &mut Vec<u8>) -> Outcome {
-        self.objects.destroy_cq(context, handle(body)?)
-    }
-
     pub(super) fn create_qp(&mut self, context: u32, body: &[u8], reply: &mut Vec<u8>) -> Outcome {
         let (head, pages) = with_list::<CreateQpBody, Le64>(body, |head| head.num_pages.get())?;
         let (kind, needed) = match head.kind.get() {

@@ -11,6 +11,10 @@ use crate::rdma::events::{EventKind, EventSink, Events, Raised};
 use crate::rdma::memory::{RingMemory, access};
 use crate::rdma::stats::Stats;
 use crate::rdma::wire::{CQE_PHASE, CQE_SIZE, Cqe, Le64, cq_control, cqe_status};
+use moderation::{Held, Moderation};
+
+mod moderation;
+mod resize;
 
 /// The CQ takes no completion: it overflowed, now or before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -27,10 +31,7 @@ const WRITTEN_NONE: u32 = 0;
 struct Cq {
     context: u32,
     vector: u16,
-    entries: u32,
-    memory: RingMemory,
-    control: u64,
-    ring: u64,
+    ring: CqRing,
     /// Free-running index of the next CQE.
     producer: u32,
     /// The process's index as last read.
@@ -43,19 +44,28 @@ struct Cq {
     fired: Option<u32>,
     /// An event that waits for delivery.
     event: Option<u32>,
+    /// Of its events, if any.
+    moderation: Option<Moderation>,
     raised: Raised,
     /// References by QPs.
     users: u32,
+}
+
+/// Where CQEs go: checked, so that control block and ring lie inside the memory, at multiples of 64.
+pub(crate) struct CqRing {
+    pub entries: u32,
+    pub memory: RingMemory,
+    /// Offset of the control block.
+    pub control: u64,
+    /// Offset of CQE 0.
+    pub ring: u64,
 }
 
 /// What CREATE_CQ asks for, checked.
 pub(crate) struct CqRequest {
     pub context: u32,
     pub vector: u16,
-    pub entries: u32,
-    pub memory: RingMemory,
-    pub control: u64,
-    pub ring: u64,
+    pub ring: CqRing,
 }
 
 /// All completion queues of a device.
@@ -67,6 +77,8 @@ pub struct Cqs {
     waiting: VecDeque<u32>,
     /// CQs that overflowed and whose QPs have not been told.
     failed: Vec<u32>,
+    /// Events that moderation holds back.
+    held: Held,
     stats: Arc<Stats>,
     /// Nanoseconds that CQEs get as their time; set once a round.
     pub timestamp: u64,
@@ -79,6 +91,7 @@ impl Cqs {
             touched: Vec::new(),
             waiting: VecDeque::new(),
             failed: Vec::new(),
+            held: Held::default(),
             stats,
             timestamp: 0,
         }
@@ -99,9 +112,6 @@ impl Cqs {
             Box::new(Cq {
                 context: request.context,
                 vector: request.vector,
-                entries: request.entries,
-                memory: request.memory,
-                control: request.control,
                 ring: request.ring,
                 producer: 0,
                 consumer: 0,
@@ -109,6 +119,7 @@ impl Cqs {
                 written: WRITTEN_NONE,
                 fired: None,
                 event: None,
+                moderation: None,
                 raised: Raised::default(),
                 users: 0,
             })
@@ -154,7 +165,10 @@ impl Cqs {
         if cq.error {
             self.failed.retain(|n| *n != cqn);
         }
-        cq.memory.entries()
+        if let Some(moderation) = &cq.moderation {
+            self.held.forget(moderation, cqn);
+        }
+        cq.ring.memory.entries()
     }
 
     /// CQs of a context.
@@ -192,10 +206,9 @@ impl Cqs {
         }
         if !cq.has_room() {
             cq.error = true;
-            // SAFETY: the control block lies inside the registered memory at a multiple of 64 (checked at creation), and its flags at a
-            // multiple of 64 from there.
+            // SAFETY: a word of the control block.
             unsafe {
-                let flags = cq.memory.at(cq.control + cq_control::FLAGS);
+                let flags = cq.ring.control_word(cq_control::FLAGS);
                 access::store32(flags, cq_control::FLAG_ERROR);
             }
             events.raise(&mut cq.raised, EventKind::CqErr, cqn);
@@ -224,29 +237,23 @@ impl Cqs {
 
     /// Looks whether the CQs written to are armed, and prepares their events. Called after each batch of completions.
     pub fn check_armed(&mut self) {
-        if self.touched.is_empty() {
-            return;
-        }
-        // Orders the CQEs before the look at `arm`; the process fences between its store to `arm` and its look at the ring.
-        fence(Ordering::SeqCst);
-        for cqn in self.touched.drain(..) {
-            let Some(cq) = self.table.get_mut(cqn) else {
-                continue;
-            };
-            let written = std::mem::replace(&mut cq.written, WRITTEN_NONE);
-            // SAFETY: as in `complete`; `arm` lies at a multiple of 4.
-            let arm = unsafe { access::load32(cq.memory.at(cq.control + cq_control::ARM)) };
-            let (kind, sequence) = (arm & 3, arm >> 2);
-            let satisfied = match kind {
-                cq_control::ARM_SOLICITED => written & cq_control::ARM_SOLICITED != 0,
-                cq_control::ARM_ANY => true,
-                _ => false,
-            };
-            if satisfied && cq.fired != Some(sequence) {
-                cq.fired = Some(sequence);
-                if cq.event.replace(sequence).is_none() {
-                    self.waiting.push_back(cqn);
+        if !self.touched.is_empty() {
+            // Orders the CQEs before the look at `arm`; the process fences between its store to `arm` and its look at the ring.
+            fence(Ordering::SeqCst);
+            for cqn in self.touched.drain(..) {
+                if let Some(cq) = self.table.get_mut(cqn)
+                    && let Some(sequence) = cq.satisfied()
+                    && !cq.holds(cqn, sequence, &mut self.held, self.timestamp)
+                {
+                    cq.fire(cqn, sequence, &mut self.waiting);
                 }
+            }
+        }
+        while let Some(cqn) = self.held.expired(self.timestamp) {
+            if let Some(cq) = self.table.get_mut(cqn)
+                && let Some(sequence) = cq.held()
+            {
+                cq.fire(cqn, sequence, &mut self.waiting);
             }
         }
     }
@@ -281,40 +288,87 @@ impl Cqs {
     }
 }
 
-impl Cq {
-    /// Whether another CQE fits.
-    #[inline]
-    fn has_room(&mut self) -> bool {
-        if self.producer.wrapping_sub(self.consumer) < self.entries {
-            return true;
-        }
-        // SAFETY: as in `Cqs::complete`; `consumer` lies at a multiple of 4.
-        let consumer =
-            unsafe { access::load32(self.memory.at(self.control + cq_control::CONSUMER)) };
-        let unread = self.producer.wrapping_sub(self.consumer);
-        if consumer.wrapping_sub(self.consumer) > unread {
-            return false;
-        }
-        self.consumer = consumer;
-        self.producer.wrapping_sub(consumer) < self.entries
+impl CqRing {
+    /// Address of a word of the control block.
+    fn control_word(&self, word: u64) -> *mut u8 {
+        self.memory.at(self.control + word)
     }
 
+    /// Address of the slot that a free-running index leads to.
     #[inline]
-    fn put(&mut self, cqe: &Cqe, timestamp: u64) {
-        let slot = self.producer & (self.entries - 1);
-        let pass = self.producer / self.entries;
-        let at = self.memory.at(self.ring + u64::from(slot) * CQE_SIZE);
-        let cqe = Cqe {
-            timestamp: Le64::new(timestamp),
-            ..*cqe
-        };
+    fn slot(&self, index: u32) -> *mut u8 {
+        let slot = index & (self.entries - 1);
+        self.memory.at(self.ring + u64::from(slot) * CQE_SIZE)
+    }
+
+    /// Writes a CQE under the phase of its index.
+    #[inline]
+    fn write(&self, index: u32, cqe: &Cqe) {
+        let pass = index / self.entries;
         let phase = u64::from(pass.wrapping_add(1) & 1);
+        let at = self.slot(index);
         // SAFETY: the ring lies inside the registered memory at a multiple of 64 (checked at creation), so that a CQE is in one piece of
         // 64 bytes, 64-aligned. The last word holds `reserved1`, which is 0, and above it the phase.
         unsafe {
             access::write(at, &cqe.as_bytes()[..CQE_LAST_WORD]);
             access::store64(at.wrapping_add(CQE_LAST_WORD), phase << 32);
         }
+    }
+}
+
+impl Cq {
+    /// The sequence under which the process asked to hear of what was written since this was last looked at, if it did and has not
+    /// heard yet.
+    fn satisfied(&mut self) -> Option<u32> {
+        let written = std::mem::replace(&mut self.written, WRITTEN_NONE);
+        // SAFETY: a word of the control block.
+        let arm = unsafe { access::load32(self.ring.control_word(cq_control::ARM)) };
+        let (kind, sequence) = (arm & 3, arm >> 2);
+        let satisfied = match kind {
+            cq_control::ARM_SOLICITED => written & cq_control::ARM_SOLICITED != 0,
+            cq_control::ARM_ANY => true,
+            _ => false,
+        };
+        (satisfied && self.fired != Some(sequence)).then_some(sequence)
+    }
+
+    /// Makes an event.
+    fn fire(&mut self, cqn: u32, sequence: u32, waiting: &mut VecDeque<u32>) {
+        self.fired = Some(sequence);
+        if self.event.replace(sequence).is_none() {
+            waiting.push_back(cqn);
+        }
+    }
+
+    /// Whether another CQE fits.
+    #[inline]
+    fn has_room(&mut self) -> bool {
+        let unread = self.producer.wrapping_sub(self.consumer);
+        unread < self.ring.entries
+            || self
+                .look_at_consumer()
+                .is_some_and(|unread| unread < self.ring.entries)
+    }
+
+    /// Reads the process's index, and says how many CQEs are unread. None when the index is not one that it can have.
+    fn look_at_consumer(&mut self) -> Option<u32> {
+        // SAFETY: a word of the control block.
+        let consumer = unsafe { access::load32(self.ring.control_word(cq_control::CONSUMER)) };
+        let unread = self.producer.wrapping_sub(self.consumer);
+        if consumer.wrapping_sub(self.consumer) > unread {
+            return None;
+        }
+        self.consumer = consumer;
+        Some(self.producer.wrapping_sub(consumer))
+    }
+
+    #[inline]
+    fn put(&mut self, cqe: &Cqe, timestamp: u64) {
+        let cqe = Cqe {
+            timestamp: Le64::new(timestamp),
+            ..*cqe
+        };
+        self.ring.write(self.producer, &cqe);
         self.producer = self.producer.wrapping_add(1);
     }
 }
@@ -371,10 +425,12 @@ mod tests {
                 .create(CqRequest {
                     context: 0,
                     vector: 3,
-                    entries: ENTRIES,
-                    memory,
-                    control: CONTROL,
-                    ring: RING,
+                    ring: CqRing {
+                        entries: ENTRIES,
+                        memory,
+                        control: CONTROL,
+                        ring: RING,
+                    },
                 })
                 .unwrap();
             Rig {

@@ -34,7 +34,7 @@ pub use state::{QpKind, QpState};
 pub use turns::Turn;
 
 use context::Pd;
-use cq::CqRequest;
+use cq::{CqRequest, CqRing};
 use slab::{HandleLayout, Slab};
 use srq::{SrqRequest, SrqRing};
 
@@ -153,7 +153,7 @@ impl Objects {
 
     /// Makes a completion queue.
     pub(crate) fn create_cq(&mut self, request: CqRequest) -> Result<u32, Status> {
-        let entries = request.memory.entries();
+        let entries = request.ring.memory.entries();
         self.memory.charge(entries)?;
         let cqn = self.cqs.create(request);
         if cqn.is_none() {
@@ -165,6 +165,16 @@ impl Objects {
     /// Whether a context may refer to a completion queue.
     pub(crate) fn check_cq(&self, context: u32, cqn: u32) -> Result<(), Status> {
         check_owner(context, self.cqs.owner(cqn))
+    }
+
+    /// Moves a completion queue to another ring. On an error it stays in its own.
+    pub(crate) fn resize_cq(&mut self, cqn: u32, ring: CqRing) -> Result<(), Status> {
+        // Both are there for a moment.
+        let entries = ring.memory.entries();
+        self.memory.charge(entries)?;
+        let result = self.cqs.resize(cqn, ring);
+        self.memory.refund(*result.as_ref().unwrap_or(&entries));
+        result.map(drop)
     }
 
     /// Ends a completion queue that no QP refers to.

@@ -307,6 +307,42 @@ wire_structs! {
         ring_offset: Le64,
     }
 
+    /// RESIZE_CQ, before its pages (section 4.6).
+    ResizeCqBody[48] {
+        /// Power of two.
+        entries: Le32,
+        /// The CQ.
+        cqn: Le32,
+        /// Bytes, a multiple of 4096.
+        buf_length: Le64,
+        /// Pages of 2^n, 12 to 30.
+        page_shift: Le32,
+        /// Pages that follow.
+        num_pages: Le32,
+        /// Of the buffer in its first page, a multiple of 4096.
+        buf_offset: Le64,
+        /// Of the control block, a multiple of 64.
+        ctrl_offset: Le64,
+        /// Of CQE 0, a multiple of 64.
+        ring_offset: Le64,
+    }
+
+    /// MODIFY_CQ (section 4.6).
+    ModifyCqBody[8] {
+        /// The CQ.
+        cqn: Le32,
+        /// Completions.
+        count: Le16,
+        /// Microseconds.
+        period: Le16,
+    }
+
+    /// Reply to QUERY_CLOCK (section 4.11).
+    ClockReply[8] {
+        /// Nanoseconds.
+        nanoseconds: Le64,
+    }
+
     /// CREATE_QP, before its pages (section 4.7).
     CreateQpBody[104] {
         /// Protection domain.

@@ -31,7 +31,7 @@ pub mod feature {
     pub const FRWR: u64 = 1 << 4;
     /// Memory windows.
     pub const MW: u64 = 1 << 5;
-    /// RESIZE_CQ.
+    /// RESIZE_CQ and MODIFY_CQ.
     pub const CQ_RESIZE: u64 = 1 << 6;
     /// Page lists given as tables of tables.
     pub const INDIRECT_MR: u64 = 1 << 7;

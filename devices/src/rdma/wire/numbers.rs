@@ -8,6 +8,8 @@ pub mod opcode {
     pub const QUERY_PORT: u16 = 0x0002;
     /// The device's counters.
     pub const QUERY_COUNTERS: u16 = 0x0003;
+    /// The device's clock.
+    pub const QUERY_CLOCK: u16 = 0x0004;
     /// Fills a slot of the GID table.
     pub const ADD_GID: u16 = 0x0010;
     /// Empties a slot of the GID table.
@@ -36,6 +38,10 @@ pub mod opcode {
     pub const CREATE_CQ: u16 = 0x0050;
     /// Ends a completion queue.
     pub const DESTROY_CQ: u16 = 0x0051;
+    /// Gives a completion queue another ring.
+    pub const RESIZE_CQ: u16 = 0x0052;
+    /// Changes the moderation of a completion queue's events.
+    pub const MODIFY_CQ: u16 = 0x0053;
     /// Makes a queue pair.
     pub const CREATE_QP: u16 = 0x0060;
     /// Changes a queue pair's state and attributes.

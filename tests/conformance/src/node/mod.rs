@@ -245,6 +245,12 @@ impl Node {
         )
     }
 
+    /// QUERY_CLOCK, in nanoseconds.
+    pub fn clock(&self) -> u64 {
+        let body = self.command(command::QUERY_CLOCK, 0, &[]);
+        le64(&body.expect("QUERY_CLOCK"), 0)
+    }
+
     /// MR_APPEND.
     pub fn mr_append(
         &self,

@@ -1,5 +1,7 @@
 //! Completion queues and queue pairs of a node, by command.
 
+use std::sync::atomic::{AtomicU32, Ordering};
+
 use crate::layout::{Body, CreateCq, CreateQp, QpAttributes, command, le32, qp_type};
 use crate::memory::{Buffer, PAGE};
 use crate::rings::{Cq, Qp};
@@ -48,6 +50,44 @@ impl Default for QpOptions {
 impl Node {
     /// CREATE_CQ.
     pub fn create_cq(&self, context: Context, entries: u32, vector: u32) -> Outcome<Cq> {
+        let (body, buffer) = self.cq_layout(entries, vector);
+        self.create_cq_raw(context, &body, buffer)
+    }
+
+    /// RESIZE_CQ, as a provider does it that nobody polls or arms beside: the arm word goes along, indices start anew.
+    pub fn resize_cq(&self, context: Context, cq: &mut Cq, entries: u32) -> Outcome<()> {
+        let (body, buffer) = self.cq_layout(entries, 0);
+        // SAFETY: the second word of the control block that `cq_layout` has put at the buffer's begin.
+        let arm = unsafe { AtomicU32::from_ptr(buffer.ptr().add(4).cast()) };
+        arm.store(cq.arm_word().load(Ordering::Relaxed), Ordering::Relaxed);
+        self.resize_cq_raw(context, cq.cqn, &body)?;
+        // SAFETY: as the layout says.
+        (cq.ctrl, cq.ring) = unsafe { (buffer.ptr(), buffer.ptr().add(128)) };
+        (cq.entries, cq.consumer, cq.buffer) = (entries, 0, buffer);
+        Ok(())
+    }
+
+    /// RESIZE_CQ with exactly this body but for the CQ's number. The new ring's memory must outlive the CQ, or the next resize.
+    pub fn resize_cq_raw(&self, context: Context, cqn: u32, body: &CreateCq) -> Outcome<()> {
+        let body = CreateCq {
+            vector: cqn,
+            ..body.clone()
+        };
+        self.command(command::RESIZE_CQ, context.handle, &body.encode())
+            .map(drop)
+    }
+
+    /// MODIFY_CQ.
+    pub fn modify_cq(&self, context: Context, cqn: u32, count: u16, period: u16) -> Outcome<()> {
+        let mut body = cqn.to_le_bytes().to_vec();
+        body.extend_from_slice(&count.to_le_bytes());
+        body.extend_from_slice(&period.to_le_bytes());
+        self.command(command::MODIFY_CQ, context.handle, &body)
+            .map(drop)
+    }
+
+    /// The body of CREATE_CQ and the memory for it.
+    pub fn cq_layout(&self, entries: u32, vector: u32) -> (CreateCq, Buffer) {
         let ring_len = entries as usize * 64;
         let len = (128 + ring_len).next_multiple_of(PAGE);
         let buffer = if len <= 16 * PAGE {
@@ -67,7 +107,7 @@ impl Node {
             ring_offset: 128,
             pages,
         };
-        self.create_cq_raw(context, &body, buffer)
+        (body, buffer)
     }
 
     /// CREATE_CQ with exactly this body.

@@ -30,7 +30,7 @@ fn the_device_says_what_its_limits_are() {
 #[test]
 fn unknown_commands_and_wrong_headers_are_refused() {
     let mut rig = Rig::new();
-    for opcode in [0, 4, 0x46, 0x52, 0x74, 0xffff] {
+    for opcode in [0, 5, 0x46, 0x54, 0x74, 0xffff] {
         assert_eq!(rig.ask_handle(0, opcode, &[]), UNSUPPORTED);
     }
     assert_eq!(rig.ask(0, opcode::CREATE_PD, &[0; 4]), Err(INVALID));

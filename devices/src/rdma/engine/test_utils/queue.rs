@@ -4,7 +4,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use super::*;
 use crate::rdma::fabric::Fabric;
-use crate::rdma::objects::cq::CqRequest;
+use crate::rdma::objects::cq::{CqRequest, CqRing};
 use crate::rdma::objects::{Qp, QpAttributes, QpCaps, QpKind, QpRequest, QpState, RingPlace};
 use crate::rdma::wire::{
     CQE_PHASE, CQE_SIZE, Cqe, ReceiveWqeHeader, SendWqeHeader, Sge, access, cq_control, qp_control,
@@ -54,10 +54,12 @@ impl<F: Fabric> Node<F> {
             .create_cq(CqRequest {
                 context: 0,
                 vector: 0,
-                entries,
-                memory,
-                control: 0,
-                ring: 4096,
+                ring: CqRing {
+                    entries,
+                    memory,
+                    control: 0,
+                    ring: 4096,
+                },
             })
             .unwrap();
         let sq_bytes = u64::from(SQ_ENTRIES * SQ_STRIDE);
