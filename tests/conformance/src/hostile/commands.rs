@@ -218,11 +218,16 @@ impl Commander {
                     .u32(n(source, &[1, 2]) as u32)
                     .0
             }
-            command::CREATE_CQ => {
+            command::CREATE_CQ | command::RESIZE_CQ => {
                 let pages = self.pages(source, 4);
+                // RESIZE_CQ has the CQ in the place of the vector.
+                let vector = match opcode {
+                    command::CREATE_CQ => n(source, &[0, 1]) as u32,
+                    _ => self.handle(source, command::CREATE_CQ, context),
+                };
                 CreateCq {
                     entries: n(source, &[1, 4, 16, 32]) as u32,
-                    vector: n(source, &[0, 1]) as u32,
+                    vector,
                     buf_length: n(source, &[pages.len() as u64 * 4096]),
                     page_shift: n(source, &[12]) as u32,
                     num_pages: n(source, &[pages.len() as u64]) as u32,
@@ -352,8 +357,15 @@ impl Commander {
                     .bytes(&gid)
                     .0
             }
+            command::MODIFY_CQ => {
+                Body::new()
+                    .u32(self.handle(source, command::CREATE_CQ, context))
+                    .u32(source.edge() as u32)
+                    .0
+            }
             command::QUERY_DEVICE
             | command::QUERY_COUNTERS
+            | command::QUERY_CLOCK
             | command::CREATE_CONTEXT
             | command::CREATE_PD => Vec::new(),
             command::DESTROY_CONTEXT => {
@@ -409,7 +421,7 @@ impl Commander {
         };
         let mut body = self.body(opcode, context, source);
         let fixed = match opcode {
-            command::REG_MR | command::CREATE_CQ => 48,
+            command::REG_MR | command::CREATE_CQ | command::RESIZE_CQ => 48,
             command::MR_APPEND => 8,
             command::ALLOC_MR => 40,
             command::CREATE_QP => 104,
@@ -426,7 +438,7 @@ impl Commander {
         }
         let huge = match opcode {
             command::REG_MR => u32::from(body[32]),
-            command::CREATE_CQ => le32(&body, 16),
+            command::CREATE_CQ | command::RESIZE_CQ => le32(&body, 16),
             command::CREATE_QP => le32(&body, 64),
             command::CREATE_SRQ => le32(&body, 40),
             command::MODIFY_SRQ => le32(&body, 24),
