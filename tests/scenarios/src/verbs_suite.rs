@@ -128,10 +128,10 @@ fn judge(cases: &[Case], expected: &BTreeSet<&str>, told: &str) -> Result<()> {
         wrong.push(format!("not skipped, though docs/verbs.md says so: {name}"));
     }
     if !told.lines().any(|line| line == "end") {
-        let last = told.lines().filter(|line| line.starts_with("start\t"));
+        let mut last = told.lines().filter(|line| line.starts_with("start\t"));
         wrong.push(format!(
             "it did not come to its end; last: {:?}",
-            last.last()
+            last.next_back()
         ));
     }
     let apart = told.lines().find_map(|line| line.strip_prefix("apart\t"));

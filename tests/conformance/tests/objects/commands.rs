@@ -68,6 +68,7 @@ fn malformed_commands_are_answered_and_change_nothing() {
             let takes_none = [
                 command::QUERY_DEVICE,
                 command::QUERY_COUNTERS,
+                command::QUERY_CLOCK,
                 command::CREATE_CONTEXT,
                 command::CREATE_PD,
             ];
