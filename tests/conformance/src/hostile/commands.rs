@@ -507,7 +507,8 @@ impl Commander {
                 | command::REG_MR
                 | command::CREATE_CQ
                 | command::CREATE_QP
-                | command::CREATE_SRQ => {
+                | command::CREATE_SRQ
+                | command::ALLOC_MW => {
                     let more = opcode == command::REG_MR && body[33] & 1 != 0;
                     let sort = if more { command::MR_APPEND } else { opcode };
                     let object = (sort, context, handle(16));
