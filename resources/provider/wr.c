@@ -120,6 +120,47 @@ static void vrdma_wr_atomic_fetch_add(struct ibv_qp_ex *qp_ex, uint32_t rkey,
 		wqe->compare_add = htole64(add);
 }
 
+static void vrdma_wr_send_inv(struct ibv_qp_ex *qp_ex, uint32_t rkey)
+{
+	struct virtio_rdma_send_wqe *wqe;
+
+	wqe = vrdma_wr_new(qp_ex, VIRTIO_RDMA_WQE_SEND_INV);
+	if (likely(wqe))
+		wqe->inv_key = htole32(rkey);
+}
+
+static void vrdma_wr_local_inv(struct ibv_qp_ex *qp_ex, uint32_t rkey)
+{
+	struct virtio_rdma_send_wqe *wqe;
+
+	wqe = vrdma_wr_new(qp_ex, VIRTIO_RDMA_WQE_LOCAL_INV);
+	if (likely(wqe))
+		wqe->inv_key = htole32(rkey);
+}
+
+static void vrdma_wr_bind_mw(struct ibv_qp_ex *qp_ex, struct ibv_mw *mw,
+			     uint32_t rkey,
+			     const struct ibv_mw_bind_info *bind_info)
+{
+	struct virtio_rdma_send_wqe *wqe;
+
+	wqe = vrdma_wr_new(qp_ex, VIRTIO_RDMA_WQE_BIND_MW);
+	if (likely(wqe))
+		vrdma_fill_bind(wqe, rkey, bind_info);
+}
+
+static void vrdma_wr_set_ud_addr(struct ibv_qp_ex *qp_ex, struct ibv_ah *ah,
+				 uint32_t remote_qpn, uint32_t remote_qkey)
+{
+	struct vrdma_qp *qp = ex_to_vqp(qp_ex);
+
+	if (unlikely(!qp->wr))
+		return;
+	qp->wr->dest_qpn = htole32(remote_qpn);
+	qp->wr->qkey = htole32(remote_qkey);
+	qp->wr->av = to_vah(ah)->av;
+}
+
 static void vrdma_wr_set_sge_list(struct ibv_qp_ex *qp_ex, size_t num_sge,
 				  const struct ibv_sge *sg_list)
 {
@@ -156,7 +197,8 @@ static void vrdma_wr_set_inline_data_list(struct ibv_qp_ex *qp_ex,
 	if (unlikely(!qp->wr))
 		return;
 	/* What is read or swapped has to have a place to go. */
-	if (unlikely(qp->wr->opcode > VIRTIO_RDMA_WQE_SEND_IMM)) {
+	if (unlikely(qp->wr->opcode > VIRTIO_RDMA_WQE_SEND_IMM &&
+		     qp->wr->opcode != VIRTIO_RDMA_WQE_SEND_INV)) {
 		vrdma_wr_fail(qp, EINVAL);
 		return;
 	}
@@ -217,10 +259,19 @@ static uint64_t vrdma_wr_ops(const struct vrdma_qp *qp)
 	const uint64_t atomics = IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP |
 				 IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD;
 
+	const uint64_t local = (qp->invalidates ? IBV_QP_EX_WITH_LOCAL_INV : 0) |
+			       (qp->windows ? IBV_QP_EX_WITH_BIND_MW : 0);
+	const uint64_t invalidate = qp->invalidates ? IBV_QP_EX_WITH_SEND_WITH_INV :
+						      0;
+
 	switch (qp->ibv_qp.qp_type) {
 	case IBV_QPT_RC:
-		return sends | writes | IBV_QP_EX_WITH_RDMA_READ |
-		       (qp->atomics ? atomics : 0);
+		return sends | writes | IBV_QP_EX_WITH_RDMA_READ | local |
+		       invalidate | (qp->atomics ? atomics : 0);
+	case IBV_QPT_UC:
+		return sends | writes;
+	case IBV_QPT_UD:
+		return sends;
 	default:
 		return 0;
 	}
@@ -255,6 +306,10 @@ int vrdma_wr_init(struct vrdma_qp *qp, uint64_t send_ops_flags)
 	qp_ex->wr_rdma_read = vrdma_wr_rdma_read;
 	qp_ex->wr_atomic_cmp_swp = vrdma_wr_atomic_cmp_swp;
 	qp_ex->wr_atomic_fetch_add = vrdma_wr_atomic_fetch_add;
+	qp_ex->wr_send_inv = vrdma_wr_send_inv;
+	qp_ex->wr_local_inv = vrdma_wr_local_inv;
+	qp_ex->wr_bind_mw = vrdma_wr_bind_mw;
+	qp_ex->wr_set_ud_addr = vrdma_wr_set_ud_addr;
 	qp_ex->wr_set_sge = vrdma_wr_set_sge;
 	qp_ex->wr_set_sge_list = vrdma_wr_set_sge_list;
 	qp_ex->wr_set_inline_data = vrdma_wr_set_inline_data;
