@@ -1,7 +1,7 @@
 //! Messages cross the whole device, both sides of it, without a single allocation once its buffers have grown.
 
 use conformance::counting::{Counting, allocations};
-use conformance::layout::send;
+use conformance::layout::{DatagramAddress, qp_type, send};
 use conformance::node::QpOptions;
 use conformance::on_every_fabric;
 use conformance::rings::SendWr;
@@ -69,7 +69,53 @@ fn shared(world: &World, a: &mut Side, b: &mut Side, srq: &mut Srq) {
     }
 }
 
+/// SENDs of UC, or datagrams, as many as there are receives for.
+fn unacknowledged(world: &World, a: &mut Side, b: &mut Side, size: usize) {
+    let header = if b.qp.kind == qp_type::UD { 40 } else { 0 };
+    let datagram = (header > 0).then(|| DatagramAddress {
+        dest_qpn: b.qp.qpn,
+        qkey: Connection::default().qkey,
+        dgid: b.node.gid,
+        ..Default::default()
+    });
+    let sges = [a.mr.sge(8, size)];
+    for wr_id in 0..BATCH {
+        b.recv(wr_id, 8, header + size);
+        a.send(&SendWr {
+            datagram,
+            ..SendWr::signaled(wr_id, send::SEND).with_sges(&sges)
+        });
+    }
+    let mut left = 2 * BATCH;
+    while left > 0 {
+        world.step();
+        for side in [&mut *a, &mut *b] {
+            while let Some(cqe) = side.poll() {
+                assert_eq!(cqe.status, 0);
+                left -= 1;
+            }
+        }
+    }
+}
+
 on_every_fabric! {
+    fn nothing_is_allocated_for_a_message_that_nobody_acknowledges(world: &World) {
+        for (kind, size) in [(qp_type::UC, 10_000), (qp_type::UD, 64), (qp_type::UD, 4096)] {
+            let qp = QpOptions { kind, ..Default::default() };
+            let options = SideOptions { qp, ..Default::default() };
+            let (mut a, mut b) = connected(world, &options, &Connection::default());
+            world.settle();
+            for _ in 0..20 {
+                unacknowledged(world, &mut a, &mut b, size);
+            }
+            let before = allocations();
+            for _ in 0..20 {
+                unacknowledged(world, &mut a, &mut b, size);
+            }
+            assert_eq!(allocations() - before, 0, "QP type {kind}, {size} bytes");
+        }
+    }
+
     fn nothing_is_allocated_for_a_message_to_a_shared_queue(world: &World) {
         let mut a = Side::new(world.a(), &SideOptions::default());
         let mut b = Side::new(world.b(), &SideOptions::default());
