@@ -13,23 +13,34 @@ use crate::table::{COLUMNS, Table};
 pub struct Report {
     suite: &'static str,
     out: PathBuf,
-    csv: File,
+    /// Once there is a table.
+    csv: Option<File>,
     refused: usize,
 }
 
 impl Report {
-    /// Starts `SUITE.csv` anew in a directory, which is made.
+    /// For `SUITE.csv` in a directory, which is made. The first table starts the file anew.
     pub fn new(out: &Path, suite: &'static str) -> Result<Report> {
         fs::create_dir_all(out).with_context(|| format!("{}", out.display()))?;
-        let path = out.join(format!("{suite}.csv"));
-        let mut csv = File::create(&path).with_context(|| format!("{}", path.display()))?;
-        writeln!(csv, "{COLUMNS}")?;
         Ok(Report {
             suite,
             out: out.to_owned(),
-            csv,
+            csv: None,
             refused: 0,
         })
+    }
+
+    fn csv(&mut self) -> Result<&mut File> {
+        let csv = match self.csv.take() {
+            Some(csv) => csv,
+            None => {
+                let path = self.out.join(format!("{}.csv", self.suite));
+                let mut csv = File::create(&path).with_context(|| format!("{}", path.display()))?;
+                writeln!(csv, "{COLUMNS}")?;
+                csv
+            }
+        };
+        Ok(self.csv.insert(csv))
     }
 
     /// Prints a table, adds it to the CSV file and plots it into `SUITE-TABLE.svg`. Nothing of a table that is empty.
@@ -39,8 +50,9 @@ impl Report {
             return Ok(());
         }
         print!("{}", table.render());
+        let csv = self.csv()?;
         for row in &table.rows {
-            writeln!(self.csv, "{}", row.csv(&table.name))?;
+            writeln!(csv, "{}", row.csv(&table.name))?;
         }
         let path = self.out.join(format!("{}-{}.svg", self.suite, table.name));
         plot::draw(table, &path).with_context(|| format!("{}", path.display()))
@@ -48,11 +60,13 @@ impl Report {
 
     /// True if no figure was refused.
     pub fn finish(self) -> bool {
-        println!(
-            "\n{}: {}.csv, a plot of each table",
-            self.out.display(),
-            self.suite
-        );
+        if self.csv.is_some() {
+            println!(
+                "\n{}: {}.csv, a plot of each table",
+                self.out.display(),
+                self.suite
+            );
+        }
         if self.refused > 0 {
             println!("{} figures REFUSED", self.refused);
         }
