@@ -151,6 +151,20 @@ static void vrdma_event_qp(struct vrdma_dev *dev, u32 qpn,
 	vrdma_qp_put(qp);
 }
 
+static void vrdma_event_srq(struct vrdma_dev *dev, u32 srqn,
+			    enum ib_event_type type)
+{
+	struct ib_event event = { .device = &dev->ibdev, .event = type };
+	struct vrdma_srq *srq = vrdma_srq_get(dev, srqn);
+
+	if (!srq)
+		return;
+	event.element.srq = &srq->ibsrq;
+	if (srq->ibsrq.event_handler)
+		srq->ibsrq.event_handler(&event, srq->ibsrq.srq_context);
+	vrdma_srq_put(srq);
+}
+
 void vrdma_port_event(struct vrdma_dev *dev, enum ib_event_type type)
 {
 	struct ib_event event = {
@@ -194,6 +208,12 @@ static void vrdma_dispatch(struct vrdma_dev *dev,
 		break;
 	case VIRTIO_RDMA_EVENT_LAST_WQE_REACHED:
 		vrdma_event_qp(dev, handle, IB_EVENT_QP_LAST_WQE_REACHED);
+		break;
+	case VIRTIO_RDMA_EVENT_SRQ_ERR:
+		vrdma_event_srq(dev, handle, IB_EVENT_SRQ_ERR);
+		break;
+	case VIRTIO_RDMA_EVENT_SRQ_LIMIT:
+		vrdma_event_srq(dev, handle, IB_EVENT_SRQ_LIMIT_REACHED);
 		break;
 	case VIRTIO_RDMA_EVENT_PORT_ACTIVE:
 		vrdma_port_event(dev, IB_EVENT_PORT_ACTIVE);

@@ -87,6 +87,16 @@ static const struct ib_device_ops vrdma_mw_ops = {
 	INIT_RDMA_OBJ_SIZE(ib_mw, vrdma_mw, ibmw),
 };
 
+static const struct ib_device_ops vrdma_srq_ops = {
+	.create_srq = vrdma_create_srq,
+	.destroy_srq = vrdma_destroy_srq,
+	.modify_srq = vrdma_modify_srq,
+	.post_srq_recv = vrdma_post_srq_recv,
+	.query_srq = vrdma_query_srq,
+
+	INIT_RDMA_OBJ_SIZE(ib_srq, vrdma_srq, ibsrq),
+};
+
 /* The pages from 1 on are mapped by processes; page 0 is the kernel's own. */
 static int vrdma_find_doorbells(struct vrdma_dev *dev)
 {
@@ -205,6 +215,8 @@ static int vrdma_register(struct vrdma_dev *dev)
 		ib_set_device_ops(ibdev, &vrdma_datagram_ops);
 	if (vrdma_has(dev, VIRTIO_RDMA_F_DMA_MR))
 		ib_set_device_ops(ibdev, &vrdma_dma_mr_ops);
+	if (vrdma_has(dev, VIRTIO_RDMA_F_SRQ))
+		ib_set_device_ops(ibdev, &vrdma_srq_ops);
 	if (vrdma_has(dev, VIRTIO_RDMA_F_FRWR))
 		ib_set_device_ops(ibdev, &vrdma_frwr_ops);
 	if (vrdma_has(dev, VIRTIO_RDMA_F_MW))
@@ -249,6 +261,7 @@ static int vrdma_probe(struct virtio_device *vdev)
 	dev->dma_dev = vdev->dev.parent;
 	xa_init_flags(&dev->cqs, XA_FLAGS_LOCK_IRQ);
 	xa_init_flags(&dev->qps, XA_FLAGS_LOCK_IRQ);
+	xa_init_flags(&dev->srqs, XA_FLAGS_LOCK_IRQ);
 	mutex_init(&dev->fail_lock);
 	INIT_WORK(&dev->fail_work, vrdma_fail_work);
 	vrdma_netdev_init(dev);
@@ -321,6 +334,7 @@ static void vrdma_remove(struct virtio_device *vdev)
 	vrdma_unmap_doorbell(dev);
 	xa_destroy(&dev->cqs);
 	xa_destroy(&dev->qps);
+	xa_destroy(&dev->srqs);
 	ib_dealloc_device(&dev->ibdev);
 }
 
@@ -333,6 +347,7 @@ MODULE_DEVICE_TABLE(virtio, vrdma_ids);
 static const unsigned int vrdma_features[] = {
 	VIRTIO_RDMA_F_UC,
 	VIRTIO_RDMA_F_UD,
+	VIRTIO_RDMA_F_SRQ,
 	VIRTIO_RDMA_F_ATOMICS,
 	VIRTIO_RDMA_F_FRWR,
 	VIRTIO_RDMA_F_MW,

@@ -57,6 +57,8 @@ int vrdma_query_attr(struct vrdma_dev *dev)
 	limits->max_sq_stride = vrdma_cap(attr->max_sq_stride,
 					  VIRTIO_RDMA_PAGE_SIZE);
 	limits->max_cqe = vrdma_cap(attr->max_cqe, VRDMA_CAP_CQE);
+	limits->max_srq_wr = vrdma_cap(attr->max_srq_wr, VRDMA_CAP_WR);
+	limits->max_srq_sge = vrdma_cap(attr->max_srq_sge, VRDMA_CAP_SGE);
 	dev->max_cmd_bytes = vrdma_cap(attr->max_cmd_bytes, VRDMA_CAP_CMD_BYTES);
 	/* sgid_index is a byte. */
 	dev->gid_table_len = vrdma_cap(port.gid_table_len, 256);
@@ -142,6 +144,12 @@ int vrdma_query_device(struct ib_device *ibdev, struct ib_device_attr *attr,
 	attr->max_mcast_qp_attach = vrdma_cap(wire->max_mcast_qp, 1U << 15);
 	attr->max_total_mcast_qp_attach = attr->max_mcast_grp *
 					  attr->max_mcast_qp_attach;
+	if (vrdma_has(dev, VIRTIO_RDMA_F_SRQ)) {
+		attr->device_cap_flags |= IB_DEVICE_SRQ_RESIZE;
+		attr->max_srq = vrdma_cap(wire->max_srq, INT_MAX);
+		attr->max_srq_wr = limits->max_srq_wr;
+		attr->max_srq_sge = limits->max_srq_sge;
+	}
 	attr->max_pkeys = 1;
 	attr->local_ca_ack_delay = vrdma_cap(wire->ack_delay, 31);
 	/* In kHz: the device counts nanoseconds. */

@@ -240,8 +240,8 @@ int vrdma_post_send(struct ib_qp *ibqp, const struct ib_send_wr *wr,
 	return err;
 }
 
-static void vrdma_fill_recv(struct virtio_rdma_recv_wqe *wqe,
-			    const struct ib_recv_wr *wr)
+void vrdma_fill_recv(struct virtio_rdma_recv_wqe *wqe,
+		     const struct ib_recv_wr *wr)
 {
 	memset(wqe, 0, sizeof(*wqe));
 	wqe->wr_id = cpu_to_le64(wr->wr_id);

@@ -89,6 +89,8 @@ static int vrdma_qp_create(struct vrdma_dev *dev, struct vrdma_qp *qp,
 	body->type = cpu_to_le32(type);
 	body->send_cq = cpu_to_le32(to_vcq(attr->send_cq)->cqn);
 	body->recv_cq = cpu_to_le32(to_vcq(attr->recv_cq)->cqn);
+	if (attr->srq)
+		body->srq = cpu_to_le32(to_vsrq(attr->srq)->srqn);
 	if (attr->sq_sig_type == IB_SIGNAL_ALL_WR)
 		body->flags = cpu_to_le32(VIRTIO_RDMA_QP_SQ_SIG_ALL);
 	body->sq_entries = cpu_to_le32(layout->sq_entries);
@@ -130,13 +132,14 @@ int vrdma_create_qp(struct ib_qp *ibqp, struct ib_qp_init_attr *attr,
 	type = vrdma_qp_type(dev, attr->qp_type, udata);
 	if (type < 0)
 		return type;
-	if (attr->create_flags || attr->srq)
+	if (attr->create_flags)
 		return -EOPNOTSUPP;
 
 	qp->caps.send_wr = attr->cap.max_send_wr;
-	qp->caps.recv_wr = attr->cap.max_recv_wr;
+	/* With a shared receive queue it has no receives of its own. */
+	qp->caps.recv_wr = attr->srq ? 0 : attr->cap.max_recv_wr;
 	qp->caps.send_sge = attr->cap.max_send_sge;
-	qp->caps.recv_sge = attr->cap.max_recv_sge;
+	qp->caps.recv_sge = attr->srq ? 0 : attr->cap.max_recv_sge;
 	qp->caps.inline_data = attr->cap.max_inline_data;
 	if (virtio_rdma_layout_qp(&dev->limits, &qp->caps, &layout))
 		return -EINVAL;

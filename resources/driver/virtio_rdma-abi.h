@@ -43,6 +43,12 @@ struct virtio_rdma_uresp_create_cq {
 	__u32	reserved;
 };
 
+/* Of create_srq, and of modify_srq with another size. */
+struct virtio_rdma_ureq_srq {
+	__aligned_u64			buf_addr;
+	struct virtio_rdma_srq_layout	layout;
+};
+
 struct virtio_rdma_ureq_create_qp {
 	__aligned_u64			buf_addr;
 	struct virtio_rdma_qp_layout	layout;

@@ -18,6 +18,8 @@ struct virtio_rdma_limits {
 	__u32	max_inline;
 	__u32	max_sq_stride;
 	__u32	max_cqe;
+	__u32	max_srq_wr;
+	__u32	max_srq_sge;
 	__u32	reserved;
 };
 
@@ -38,6 +40,14 @@ struct virtio_rdma_qp_layout {
 	__u64	ctrl_offset;
 	__u64	sq_offset;
 	__u64	rq_offset;
+	__u64	length;
+};
+
+struct virtio_rdma_srq_layout {
+	__u32	entries;
+	__u32	stride;
+	__u64	ctrl_offset;
+	__u64	ring_offset;
 	__u64	length;
 };
 
@@ -140,6 +150,37 @@ static inline int virtio_rdma_layout_cq(const struct virtio_rdma_limits *limits,
 			 (__u64)layout->entries * sizeof(struct virtio_rdma_cqe);
 	layout->length = virtio_rdma_align(layout->length,
 					   VIRTIO_RDMA_PAGE_SIZE);
+	return 0;
+}
+
+/*
+ * Fills max_sge with what the rounding makes available, from which the same
+ * stride follows. Returns 0, or -1 when wr is 0 or more was asked than the
+ * device has.
+ */
+static inline int virtio_rdma_layout_srq(const struct virtio_rdma_limits *limits,
+					 __u32 wr, __u32 *max_sge,
+					 struct virtio_rdma_srq_layout *layout)
+{
+	const __u32 recv_hdr = sizeof(struct virtio_rdma_recv_wqe);
+	const __u32 sge = sizeof(struct virtio_rdma_sge);
+
+	if (!wr || wr > limits->max_srq_wr || *max_sge > limits->max_srq_sge)
+		return -1;
+
+	layout->entries = virtio_rdma_pow2(wr);
+	layout->stride = virtio_rdma_pow2(recv_hdr + *max_sge * sge);
+	if (layout->stride > 1024)
+		return -1;
+	layout->ctrl_offset = 0;
+	layout->ring_offset = virtio_rdma_align(sizeof(struct virtio_rdma_srq_ctrl),
+						layout->stride);
+	layout->length = layout->ring_offset +
+			 (__u64)layout->entries * layout->stride;
+	layout->length = virtio_rdma_align(layout->length,
+					   VIRTIO_RDMA_PAGE_SIZE);
+	*max_sge = virtio_rdma_min((layout->stride - recv_hdr) / sge,
+				   limits->max_srq_sge);
 	return 0;
 }
 

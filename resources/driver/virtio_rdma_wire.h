@@ -69,6 +69,10 @@ enum virtio_rdma_opcode {
 	VIRTIO_RDMA_CMD_MODIFY_QP	= 0x0061,
 	VIRTIO_RDMA_CMD_QUERY_QP	= 0x0062,
 	VIRTIO_RDMA_CMD_DESTROY_QP	= 0x0063,
+	VIRTIO_RDMA_CMD_CREATE_SRQ	= 0x0070,
+	VIRTIO_RDMA_CMD_MODIFY_SRQ	= 0x0071,
+	VIRTIO_RDMA_CMD_QUERY_SRQ	= 0x0072,
+	VIRTIO_RDMA_CMD_DESTROY_SRQ	= 0x0073,
 	VIRTIO_RDMA_CMD_ALLOC_MW	= 0x0090,
 	VIRTIO_RDMA_CMD_DEALLOC_MW	= 0x0091,
 	VIRTIO_RDMA_CMD_ATTACH_MCAST	= 0x00a0,
@@ -391,6 +395,47 @@ struct virtio_rdma_mcast {
 	__u8	gid[16];
 };
 
+/* Section 4.12; mask bits are those of the verbs. */
+#define VIRTIO_RDMA_SRQT_BASIC		0
+#define VIRTIO_RDMA_SRQT_XRC		1
+
+struct virtio_rdma_srq_ring {
+	__le64	buf_length;
+	__le32	page_shift;
+	__le32	num_pages;
+	__le64	buf_offset;
+	__le64	ctrl_offset;
+	__le64	ring_offset;
+	__le64	page[];
+};
+
+struct virtio_rdma_create_srq {
+	__le32	pd;
+	__le32	type;
+	__le32	cq;
+	__le32	xrcd;
+	__le32	entries;
+	__le32	stride;
+	__le32	max_sge;
+	__le32	reserved;
+	struct virtio_rdma_srq_ring ring;
+};
+
+struct virtio_rdma_modify_srq {
+	__le32	srq;
+	__le32	mask;
+	__le32	limit;
+	__le32	entries;
+	struct virtio_rdma_srq_ring ring;
+};
+
+struct virtio_rdma_srq_attr {
+	__le32	srq;
+	__le32	entries;
+	__le32	max_sge;
+	__le32	limit;
+};
+
 /* Section 5: a QP's control block, one line for each writer. */
 #define VIRTIO_RDMA_KICK_SQ		0x1
 #define VIRTIO_RDMA_KICK_RQ		0x2
@@ -480,6 +525,15 @@ struct virtio_rdma_recv_wqe {
 	__le64	wr_id;
 	__le16	num_sge;
 	__u8	reserved[6];
+};
+
+/* Section 6.1: an SRQ's control block. */
+struct virtio_rdma_srq_ctrl {
+	__le32	producer;
+	__u8	reserved[60];
+	__le32	consumer;
+	__le32	flags;
+	__u8	reserved1[56];
 };
 
 /* Section 7 */
@@ -584,6 +638,9 @@ _Static_assert(sizeof(struct virtio_rdma_create_qp) == 104, "create_qp");
 _Static_assert(sizeof(struct virtio_rdma_qp_attr) == 72, "qp_attr");
 _Static_assert(sizeof(struct virtio_rdma_qp_ctrl) == 256, "qp_ctrl");
 _Static_assert(sizeof(struct virtio_rdma_mcast) == 24, "mcast");
+_Static_assert(sizeof(struct virtio_rdma_create_srq) == 72, "create_srq");
+_Static_assert(sizeof(struct virtio_rdma_modify_srq) == 56, "modify_srq");
+_Static_assert(sizeof(struct virtio_rdma_srq_ctrl) == 128, "srq_ctrl");
 _Static_assert(sizeof(struct virtio_rdma_send_wqe) == 64, "send_wqe");
 _Static_assert(sizeof(struct virtio_rdma_recv_wqe) == 16, "recv_wqe");
 _Static_assert(sizeof(struct virtio_rdma_sge) == 16, "sge");

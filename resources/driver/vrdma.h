@@ -15,6 +15,7 @@
  * cq.c qp.c   completion queues, queue pairs
  * cq_resize.c changes of completion queues
  * ah.c        address handles, multicast groups
+ * srq.c       shared receive queues
  * post.c      posting to queue pairs of kernel users
  */
 #ifndef VRDMA_H
@@ -94,6 +95,7 @@ struct vrdma_dev {
 	/* By number; the lock is taken in interrupts. */
 	struct xarray cqs;
 	struct xarray qps;
+	struct xarray srqs;
 
 	struct mutex fail_lock;	/* only one at a time resets the device */
 	bool failed;
@@ -174,6 +176,25 @@ struct vrdma_cq {
 	u32 armed;		/* kind under this sequence, 0 none */
 };
 
+struct vrdma_srq {
+	struct ib_srq ibsrq;
+	u32 srqn;
+	u32 context;
+	struct vrdma_buf buf;
+	u32 entries;
+	u32 stride;
+	u32 max_sge;
+	refcount_t refs;
+	struct completion free;
+
+	/* Of a kernel SRQ. */
+	spinlock_t lock;
+	struct virtio_rdma_srq_ctrl *ctrl;
+	void *ring;
+	u32 producer;
+	u32 consumer;		/* as last read */
+};
+
 struct vrdma_wq {
 	spinlock_t lock;
 	void *ring;
@@ -218,6 +239,7 @@ VRDMA_TO(to_vmr, vrdma_mr, ibmr, ib_mr)
 VRDMA_TO(to_vmw, vrdma_mw, ibmw, ib_mw)
 VRDMA_TO(to_vcq, vrdma_cq, ibcq, ib_cq)
 VRDMA_TO(to_vqp, vrdma_qp, ibqp, ib_qp)
+VRDMA_TO(to_vsrq, vrdma_srq, ibsrq, ib_srq)
 VRDMA_TO(to_vah, vrdma_ah, ibah, ib_ah)
 
 static inline bool vrdma_has(const struct vrdma_dev *dev, unsigned int feature)
@@ -364,7 +386,21 @@ int vrdma_destroy_ah(struct ib_ah *ibah, u32 flags);
 int vrdma_attach_mcast(struct ib_qp *ibqp, union ib_gid *gid, u16 lid);
 int vrdma_detach_mcast(struct ib_qp *ibqp, union ib_gid *gid, u16 lid);
 
+/* srq.c */
+int vrdma_create_srq(struct ib_srq *ibsrq, struct ib_srq_init_attr *attr,
+		     struct ib_udata *udata);
+int vrdma_modify_srq(struct ib_srq *ibsrq, struct ib_srq_attr *attr,
+		     enum ib_srq_attr_mask mask, struct ib_udata *udata);
+int vrdma_query_srq(struct ib_srq *ibsrq, struct ib_srq_attr *attr);
+int vrdma_destroy_srq(struct ib_srq *ibsrq, struct ib_udata *udata);
+struct vrdma_srq *vrdma_srq_get(struct vrdma_dev *dev, u32 srqn);
+void vrdma_srq_put(struct vrdma_srq *srq);
+int vrdma_post_srq_recv(struct ib_srq *ibsrq, const struct ib_recv_wr *wr,
+			const struct ib_recv_wr **bad_wr);
+
 /* post.c */
+void vrdma_fill_recv(struct virtio_rdma_recv_wqe *wqe,
+		     const struct ib_recv_wr *wr);
 void vrdma_wq_init(struct vrdma_wq *wq, void *ring, u32 entries, u32 stride,
 		   u32 max_sge);
 int vrdma_post_send(struct ib_qp *ibqp, const struct ib_send_wr *wr,

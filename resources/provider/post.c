@@ -235,8 +235,8 @@ int vrdma_post_send(struct ibv_qp *ibv_qp, struct ibv_send_wr *wr,
 	return ret;
 }
 
-static void vrdma_fill_recv(struct virtio_rdma_recv_wqe *wqe,
-			    const struct ibv_recv_wr *wr)
+void vrdma_fill_recv(struct virtio_rdma_recv_wqe *wqe,
+		     const struct ibv_recv_wr *wr)
 {
 	memset(wqe, 0, sizeof(*wqe));
 	wqe->wr_id = htole64(wr->wr_id);

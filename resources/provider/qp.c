@@ -58,15 +58,16 @@ static struct vrdma_qp *vrdma_new_qp(struct ibv_context *ibv_ctx,
 	struct vrdma_create_qp cmd = {};
 	struct virtio_rdma_qp_caps caps = {
 		.send_wr = attr->cap.max_send_wr,
-		.recv_wr = attr->cap.max_recv_wr,
+		/* With a shared receive queue it has no receives of its own. */
+		.recv_wr = attr->srq ? 0 : attr->cap.max_recv_wr,
 		.send_sge = attr->cap.max_send_sge,
-		.recv_sge = attr->cap.max_recv_sge,
+		.recv_sge = attr->srq ? 0 : attr->cap.max_recv_sge,
 		.inline_data = attr->cap.max_inline_data,
 	};
 	struct vrdma_qp *qp;
 	int ret;
 
-	if (!vrdma_has_type(ctx, attr->qp_type) || attr->srq) {
+	if (!vrdma_has_type(ctx, attr->qp_type)) {
 		errno = EOPNOTSUPP;
 		return NULL;
 	}

@@ -156,6 +156,42 @@ int ibv_cmd_dealloc_pd(struct ibv_pd *old_pd)
 	return 0;
 }
 
+int ibv_cmd_create_srq(struct ibv_pd *pd, struct ibv_srq *srq,
+		       struct ibv_srq_init_attr *attr,
+		       struct ibv_create_srq *cmd, size_t cmd_size,
+		       struct ib_uverbs_create_srq_resp *resp, size_t resp_size)
+{
+	srq->context = pd->context;
+	return 0;
+}
+
+/* What the device does with a new ring of the test's SRQ: it goes on there. */
+static uint32_t device_srq_taken;
+
+int ibv_cmd_modify_srq(struct ibv_srq *ibv_srq, struct ibv_srq_attr *attr,
+		       int mask, struct ibv_modify_srq *cmd, size_t cmd_size)
+{
+	struct virtio_rdma_ureq_srq *drv = (void *)(cmd + 1);
+	struct virtio_rdma_srq_ctrl *ctrl;
+
+	if (cmd_size == sizeof(*cmd))
+		return 0;
+	ctrl = (void *)(uintptr_t)(drv->buf_addr + drv->layout.ctrl_offset);
+	vrdma_store_release(&ctrl->consumer, device_srq_taken);
+	return 0;
+}
+
+int ibv_cmd_query_srq(struct ibv_srq *srq, struct ibv_srq_attr *attr,
+		      struct ibv_query_srq *cmd, size_t cmd_size)
+{
+	return EOPNOTSUPP;
+}
+
+int ibv_cmd_destroy_srq(struct ibv_srq *srq)
+{
+	return 0;
+}
+
 /* The device. */
 
 struct device_cq {
@@ -197,6 +233,8 @@ static struct vrdma_context context = {
 		.max_inline = 512,
 		.max_sq_stride = 1024,
 		.max_cqe = 4096,
+		.max_srq_wr = 1024,
+		.max_srq_sge = 16,
 	},
 	.qp_lock = PTHREAD_MUTEX_INITIALIZER,
 };
@@ -811,6 +849,82 @@ static void test_parent_domain(void)
 	CHECK(!vrdma_dealloc_pd(parent) && !vrdma_dealloc_td(td));
 }
 
+static uint64_t srq_wr_id(struct vrdma_srq *srq, uint32_t index)
+{
+	struct virtio_rdma_recv_wqe *wqe =
+		srq->ring + (size_t)(index & (srq->entries - 1)) * srq->stride;
+
+	return le64toh(wqe->wr_id);
+}
+
+static int srq_post(struct vrdma_srq *srq, uint64_t wr_id)
+{
+	struct ibv_recv_wr wr = { .wr_id = wr_id }, *bad;
+
+	return vrdma_post_srq_recv(&srq->vsrq.srq, &wr, &bad);
+}
+
+static void test_srq(void)
+{
+	struct ibv_srq_init_attr init = { .attr = { .max_wr = 3,
+						    .max_sge = 2 } };
+	struct ibv_srq *ibv_srq = vrdma_create_srq(&pd.ibv_pd, &init);
+	struct ibv_sge sges[4] = { { .addr = 0x1000, .length = 7, .lkey = 9 } };
+	struct ibv_recv_wr more[3] = {
+		{ .wr_id = 1, .next = &more[1], .sg_list = sges, .num_sge = 3 },
+		{ .wr_id = 2, .next = &more[2], .sg_list = sges, .num_sge = 4 },
+		{ .wr_id = 3 },
+	};
+	struct ibv_srq_attr size = { .max_wr = 8 };
+	struct virtio_rdma_sge *sge;
+	struct vrdma_srq *srq;
+	struct ibv_recv_wr *bad;
+	uint32_t i;
+
+	CHECK(ibv_srq);
+	srq = to_vsrq(ibv_srq);
+	CHECK(srq->entries == 4 && srq->max_sge == 3 && srq->stride == 64);
+	/* More SGEs than it has: what is before that is posted. */
+	CHECK(vrdma_post_srq_recv(ibv_srq, more, &bad) == EINVAL);
+	CHECK(bad == &more[1] && le32toh(srq->ctrl->producer) == 1);
+	sge = (void *)((struct virtio_rdma_recv_wqe *)srq->ring + 1);
+	CHECK(le64toh(sge->addr) == 0x1000 && le32toh(sge->lkey) == 9);
+
+	/* A slot is free when the device has taken it, whatever completes. */
+	for (i = 2; i <= 4; i++)
+		CHECK(!srq_post(srq, i));
+	CHECK(srq_post(srq, 5) == ENOMEM);
+	vrdma_store_release(&srq->ctrl->consumer, 3);
+	for (i = 5; i <= 7; i++)
+		CHECK(!srq_post(srq, i));
+	CHECK(srq_post(srq, 8) == ENOMEM);
+	CHECK(le32toh(srq->ctrl->producer) == 7);
+
+	/* What waits goes along into a larger ring and a smaller one. */
+	device_srq_taken = 3;
+	CHECK(!vrdma_modify_srq(ibv_srq, &size, IBV_SRQ_MAX_WR));
+	CHECK(srq->entries == 8 && le32toh(srq->ctrl->producer) == 7);
+	for (i = 3; i < 7; i++)
+		CHECK(srq_wr_id(srq, i) == i + 1);
+	for (i = 8; i <= 11; i++)
+		CHECK(!srq_post(srq, i));
+	CHECK(srq_post(srq, 12) == ENOMEM);
+	size.max_wr = 2;
+	CHECK(vrdma_modify_srq(ibv_srq, &size, IBV_SRQ_MAX_WR) == EINVAL);
+	CHECK(srq->entries == 8);
+	device_srq_taken = 9;
+	vrdma_store_release(&srq->ctrl->consumer, 9);
+	CHECK(!vrdma_modify_srq(ibv_srq, &size, IBV_SRQ_MAX_WR));
+	CHECK(srq->entries == 2 && srq_post(srq, 12) == ENOMEM);
+	CHECK(srq_wr_id(srq, 9) == 10 && srq_wr_id(srq, 10) == 11);
+	size.max_wr = 1025;
+	CHECK(vrdma_modify_srq(ibv_srq, &size, IBV_SRQ_MAX_WR) == EINVAL);
+	CHECK(!vrdma_destroy_srq(ibv_srq));
+
+	init.attr.max_sge = 17;
+	CHECK(!vrdma_create_srq(&pd.ibv_pd, &init) && errno == EINVAL);
+}
+
 int main(void)
 {
 	test_layout();
@@ -823,6 +937,7 @@ int main(void)
 	test_resize();
 	test_wr();
 	test_parent_domain();
+	test_srq();
 	puts("virtio-rdma provider: rings as specified");
 	return 0;
 }

@@ -11,6 +11,7 @@
  * poll.c	polling them, ibv_poll_cq and ibv_start_poll
  * clock.c	the device's clock
  * qp.c		queue pairs
+ * srq.c	shared receive queues
  * ah.c		address handles
  * post.c	posting, ibv_post_send and ibv_post_recv
  * wr.c		posting with ibv_wr_*
@@ -132,6 +133,20 @@ struct vrdma_wq {
 	_Atomic(uint32_t) consumer;	/* moved by whoever polls the CQ */
 };
 
+struct vrdma_srq {
+	struct verbs_srq vsrq;
+	struct vrdma_pd *parent;	/* parent domain, or NULL */
+	pthread_spinlock_t lock;
+	struct virtio_rdma_srq_ctrl *ctrl;
+	void *ring;
+	uint32_t entries;
+	uint32_t stride;
+	uint32_t max_sge;
+	uint32_t producer;
+	uint32_t consumer;	/* the device's, as last read */
+	struct vrdma_buf buf;
+};
+
 struct vrdma_qp {
 	union {
 		struct verbs_qp verbs_qp;
@@ -206,6 +221,11 @@ static inline void vrdma_parent_release(struct vrdma_pd *parent)
 {
 	if (parent)
 		atomic_fetch_sub(&parent->users, 1);
+}
+
+static inline struct vrdma_srq *to_vsrq(struct ibv_srq *ibv_srq)
+{
+	return container_of(ibv_srq, struct vrdma_srq, vsrq.srq);
 }
 
 /*
@@ -357,7 +377,19 @@ void vrdma_fill_bind(struct virtio_rdma_send_wqe *wqe, uint32_t rkey,
 struct ibv_ah *vrdma_create_ah(struct ibv_pd *pd, struct ibv_ah_attr *attr);
 int vrdma_destroy_ah(struct ibv_ah *ibv_ah);
 
+/* srq.c */
+struct ibv_srq *vrdma_create_srq(struct ibv_pd *pd,
+				 struct ibv_srq_init_attr *attr);
+int vrdma_modify_srq(struct ibv_srq *ibv_srq, struct ibv_srq_attr *attr,
+		     int mask);
+int vrdma_query_srq(struct ibv_srq *ibv_srq, struct ibv_srq_attr *attr);
+int vrdma_destroy_srq(struct ibv_srq *ibv_srq);
+int vrdma_post_srq_recv(struct ibv_srq *ibv_srq, struct ibv_recv_wr *wr,
+			struct ibv_recv_wr **bad_wr);
+
 /* post.c */
+void vrdma_fill_recv(struct virtio_rdma_recv_wqe *wqe,
+		     const struct ibv_recv_wr *wr);
 int vrdma_wq_init(struct vrdma_wq *wq, void *ring, uint32_t entries,
 		  uint32_t stride, uint32_t max_sge, bool single_threaded);
 void vrdma_wq_destroy(struct vrdma_wq *wq);
