@@ -112,6 +112,6 @@ fn perftest(tool: &'static str, options: &str, port: u16, a: &Vm, b: &Vm) -> Res
 }
 
 /// What `rdma resource` counts in a VM.
-fn resources(vm: &Vm) -> Result<String> {
+pub fn resources(vm: &Vm) -> Result<String> {
     Ok(vm.exec("rdma resource", 30)?.ok("rdma resource")?.stdout)
 }

@@ -5,6 +5,7 @@
 mod connections;
 mod faults;
 mod life;
+mod shared;
 mod sweep;
 mod verbs;
 mod verbs_suite;
@@ -34,6 +35,7 @@ const SCENARIOS: &[Scenario] = &[
     ("pingpong", verbs::pingpong, 300),
     ("datagrams", connections::datagrams, 300),
     ("rdma-cm", connections::rdma_cm, 300),
+    ("srq", shared::srq, 300),
     ("sweep", sweep::sweep, 900),
     ("dead-peer", faults::dead_peer, 300),
     ("paused-target", faults::paused_target, 300),

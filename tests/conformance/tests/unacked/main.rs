@@ -1,6 +1,7 @@
 //! UC and datagram QPs (UD, GSI), and multicast: what they carry, what they refuse, and what is lost without harm.
 
 mod multicast;
+mod shared;
 mod uc;
 mod ud;
 
