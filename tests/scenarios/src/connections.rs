@@ -24,8 +24,6 @@ pub fn datagrams(lab: &Lab) -> Result<()> {
         (18_761, "ib_send_lat", "-c UD"),
         (18_762, "ib_send_bw", "-c UC -r 512"),
         (18_763, "ib_write_bw", "-c UC"),
-        (18_764, "ib_send_lat", "-c UC"),
-        (18_765, "ib_write_lat", "-c UC"),
     ] {
         perftest(tool, options, port, &a, &b)?;
     }
