@@ -154,15 +154,21 @@ struct ibv_qp *vrdma_create_qp(struct ibv_pd *pd,
 struct ibv_qp *vrdma_create_qp_ex(struct ibv_context *ibv_ctx,
 				  struct ibv_qp_init_attr_ex *attr)
 {
+	const uint32_t comp_mask = attr->comp_mask;
 	struct vrdma_qp *qp;
 
-	if (!check_comp_mask(attr->comp_mask,
-			     IBV_QP_INIT_ATTR_PD |
-				     IBV_QP_INIT_ATTR_SEND_OPS_FLAGS)) {
+	/* There are no flags, but none may be asked for. */
+	if (!check_comp_mask(comp_mask, IBV_QP_INIT_ATTR_PD |
+						IBV_QP_INIT_ATTR_CREATE_FLAGS |
+						IBV_QP_INIT_ATTR_SEND_OPS_FLAGS) ||
+	    ((comp_mask & IBV_QP_INIT_ATTR_CREATE_FLAGS) &&
+	     attr->create_flags)) {
 		errno = EOPNOTSUPP;
 		return NULL;
 	}
+	attr->comp_mask &= ~IBV_QP_INIT_ATTR_CREATE_FLAGS;
 	qp = vrdma_new_qp(ibv_ctx, attr);
+	attr->comp_mask = comp_mask;
 	return qp ? &qp->ibv_qp : NULL;
 }
 
