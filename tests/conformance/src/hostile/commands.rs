@@ -349,8 +349,8 @@ impl Commander {
             }
             command::ATTACH_MCAST | command::DETACH_MCAST => {
                 let mut gid = self.node.gid;
-                gid[12] = n(source, &[239, 239, 224, 10]) as u8;
-                gid[15] = n(source, &[1, 2]) as u8;
+                gid[12] = n(source, &[239, 239, 239, 10]) as u8;
+                gid[15] = n(source, &[1]) as u8;
                 Body::new()
                     .u32(self.handle(source, command::CREATE_QP, context))
                     .u32(n(source, &[0]) as u32)
