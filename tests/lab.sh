@@ -127,25 +127,40 @@ setpriv --pdeathsig KILL qemu-system-x86_64 -nodefaults -no-user-config -display
     -device virtio-rng-pci </dev/null &
 qemu=$!
 
-expired=
-if [ -n "$timeout" ]; then
-    sleep "$timeout" </dev/null >/dev/null 2>&1 &
-    watchdog=$!
-    wait -n "$qemu" "$watchdog" || true
-    if kill -0 "$watchdog" 2>/dev/null; then
-        kill "$watchdog"
-    else
-        expired=yes
-        kill -KILL "$qemu" 2>/dev/null || true
-    fi
-fi
+# Ends the machine when its time is over, or when it stands still: seen once in many hours, its one processor halts for good,
+# without a timer to wake it. A machine that works, idle or not, uses some of this one's processor in every minute.
+watch() {
+    local end=$((SECONDS + ${timeout:-1000000000})) moved=$SECONDS used= now
+    while sleep 1; do
+        now=$(awk '{ print $14 + $15 }' "/proc/$qemu/stat") || return 0
+        [ "$now" = "$used" ] || { used=$now moved=$SECONDS; }
+        if [ "$SECONDS" -ge "$end" ]; then
+            echo expired >"$control/killed"
+        elif [ $((SECONDS - moved)) -ge 60 ]; then
+            echo still >"$control/killed"
+        else
+            continue
+        fi
+        kill -KILL "$qemu" 2>/dev/null
+        return 0
+    done
+}
+watch </dev/null >/dev/null 2>&1 &
+watchdog=$!
 wait "$qemu" 2>/dev/null || true
 qemu=
+kill "$watchdog" 2>/dev/null || true
 wait "$out" "$err" || true
-if [ -n "$expired" ]; then
+case $(cat "$control/killed" 2>/dev/null || true) in
+expired)
     say "killed after $timeout s"
     exit 124
-fi
+    ;;
+still)
+    say "killed: the emulated machine stood still for a minute"
+    exit 125
+    ;;
+esac
 if [ ! -e "$control/status" ]; then
     tail -n 40 "$control/console" >&2 || true
     say "the emulated machine ended before the command did (its console: above)"
