@@ -356,20 +356,8 @@ impl Qp {
         }
         let index = self.rq_producer;
         let slot = self.rq_slot(index);
-        assert!(
-            16 + 16 * sges.len() <= self.rq_stride as usize,
-            "a provider checks this before it posts"
-        );
-        let mut header = [0; 16];
-        header[0..8].copy_from_slice(&wr_id.to_le_bytes());
-        header[8..10].copy_from_slice(&(sges.len() as u16).to_le_bytes());
-        // SAFETY: header and SGEs fit in the stride, as just asserted; the slot is not the device's now.
-        unsafe {
-            std::ptr::copy_nonoverlapping(header.as_ptr(), slot, 16);
-            for (n, sge) in sges.iter().enumerate() {
-                std::ptr::copy_nonoverlapping(sge.encode().as_ptr(), slot.add(16 + 16 * n), 16);
-            }
-        }
+        // SAFETY: the slot has rq_stride bytes, and is not the device's now.
+        unsafe { fill_recv(slot, self.rq_stride, wr_id, sges) };
         self.rq_producer = index.wrapping_add(1);
         Ok(index)
     }
@@ -440,5 +428,27 @@ impl Qp {
     /// Rings the doorbell, asked or not.
     pub fn ring(&self) {
         self.bells.ring(self.page, self.qpn);
+    }
+}
+
+/// Writes a receive WQE (section 6), of a QP's queue or an SRQ.
+///
+/// # Safety
+/// `slot` has `stride` bytes of guest memory, which are the driver's now.
+#[inline]
+pub(crate) unsafe fn fill_recv(slot: *mut u8, stride: u32, wr_id: u64, sges: &[Sge]) {
+    assert!(
+        16 + 16 * sges.len() <= stride as usize,
+        "a provider checks this before it posts"
+    );
+    let mut header = [0; 16];
+    header[0..8].copy_from_slice(&wr_id.to_le_bytes());
+    header[8..10].copy_from_slice(&(sges.len() as u16).to_le_bytes());
+    // SAFETY: header and SGEs fit in the stride, as just asserted; the rest is the caller's word.
+    unsafe {
+        std::ptr::copy_nonoverlapping(header.as_ptr(), slot, 16);
+        for (n, sge) in sges.iter().enumerate() {
+            std::ptr::copy_nonoverlapping(sge.encode().as_ptr(), slot.add(16 + 16 * n), 16);
+        }
     }
 }

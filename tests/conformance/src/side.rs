@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::layout::{Cqe, QpAttributes, Sge, access, mask, qp_type, state, wc};
+use crate::layout::{Cqe, QpAttributes, Sge, access, mask, qp_type, send, state, wc, wqe_flag};
 use crate::node::{Context, Mr, Node, Outcome, QpOptions};
 use crate::rings::{Cq, Qp, SendWr};
 use crate::world::World;
@@ -238,6 +238,26 @@ impl Side {
         self.qp
             .post_recv(wr_id, &[sge])
             .expect("room for a receive");
+    }
+
+    /// Posts a signalled WRITE of `wr_id` to one of the first 1,024 words of `to`'s region.
+    pub fn write_number(&mut self, to: &Side, wr_id: u64) {
+        self.send(
+            &SendWr::signaled(wr_id, send::WRITE)
+                .with_inline(&wr_id.to_le_bytes())
+                .at(&to.mr, 8 * (wr_id % 1024)),
+        );
+    }
+
+    /// Posts a signalled SEND of 8 bytes with more flags.
+    pub fn send_flagged(&mut self, wr_id: u64, flags: u8) {
+        self.send(&SendWr {
+            wr_id,
+            opcode: send::SEND,
+            flags: wqe_flag::SIGNALED | flags,
+            inline: Some(&[1; 8]),
+            ..Default::default()
+        });
     }
 
     /// Posts a send of any kind.

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use crate::layout::{CreateSrq, ModifySrq, Sge, SrqAttributes, SrqBuffer, command, le32, srq_mask};
 use crate::memory::{Buffer, PAGE};
 use crate::node::{Context, Node, Outcome};
-use crate::rings::{Full, shared};
+use crate::rings::{Full, fill_recv, shared};
 
 /// A shared receive queue's ring.
 pub struct Srq {
@@ -190,20 +190,8 @@ impl Srq {
         }
         let index = self.producer;
         let slot = self.slot(index);
-        assert!(
-            16 + 16 * sges.len() <= self.stride as usize,
-            "a provider checks this before it posts"
-        );
-        let mut header = [0; 16];
-        header[0..8].copy_from_slice(&wr_id.to_le_bytes());
-        header[8..10].copy_from_slice(&(sges.len() as u16).to_le_bytes());
-        // SAFETY: header and SGEs fit in the stride, as just asserted; the slot is not the device's now.
-        unsafe {
-            std::ptr::copy_nonoverlapping(header.as_ptr(), slot, 16);
-            for (n, sge) in sges.iter().enumerate() {
-                std::ptr::copy_nonoverlapping(sge.encode().as_ptr(), slot.add(16 + 16 * n), 16);
-            }
-        }
+        // SAFETY: the slot has stride bytes, and is not the device's now.
+        unsafe { fill_recv(slot, self.stride, wr_id, sges) };
         self.producer = index.wrapping_add(1);
         self.producer_word().store(self.producer, Ordering::Release);
         Ok(index)

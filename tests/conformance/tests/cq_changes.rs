@@ -9,24 +9,6 @@ use conformance::rings::{Arm, SendWr};
 use conformance::side::{Connection, Side, SideOptions, connect, connected, sides, success};
 use conformance::world::World;
 
-fn write(a: &mut Side, b: &Side, wr_id: u64) {
-    a.send(
-        &SendWr::signaled(wr_id, send::WRITE)
-            .with_inline(&wr_id.to_le_bytes())
-            .at(&b.mr, 8 * (wr_id % 1024)),
-    );
-}
-
-fn send_flagged(a: &mut Side, wr_id: u64, flags: u8) {
-    a.send(&SendWr {
-        wr_id,
-        opcode: send::SEND,
-        flags: wqe_flag::SIGNALED | flags,
-        inline: Some(&[1; 8]),
-        ..Default::default()
-    });
-}
-
 /// Sides whose CQs have so many entries.
 fn with_cq(world: &World, cq_entries: u32) -> (Side, Side) {
     let options = SideOptions {
@@ -69,7 +51,7 @@ on_every_fabric! {
             let room = u64::from(a.cq.entries) - 7;
             drain(&mut a, posted, room);
             for _ in 0..5 + round as u64 % 3 {
-                write(&mut a, &b, posted);
+                a.write_number(&b, posted);
                 posted += 1;
             }
             world.settle();
@@ -79,7 +61,7 @@ on_every_fabric! {
             assert_eq!(a.cq.entries, entries);
             // What was there is read together with what comes after.
             if posted - polled < u64::from(entries) {
-                write(&mut a, &b, posted);
+                a.write_number(&b, posted);
                 posted += 1;
             }
         }
@@ -96,7 +78,7 @@ on_every_fabric! {
     fn a_ring_too_small_for_what_is_unread_is_refused_and_nothing_changes(world: &World) {
         let (mut a, b) = with_cq(world, 16);
         for n in 0..6 {
-            write(&mut a, &b, n);
+            a.write_number(&b, n);
         }
         world.settle();
         for entries in [1, 2, 4] {
@@ -107,7 +89,7 @@ on_every_fabric! {
         }
         resize(&mut a, 4).expect("exactly what is unread");
         let full = a.cq.ring_bytes();
-        write(&mut a, &b, 6);
+        a.write_number(&b, 6);
         world.settle();
         assert_ne!(a.cq.flags() & CQ_ERROR, 0, "the new ring was full");
         assert!(a.cq.ring_bytes() == full);
@@ -120,7 +102,7 @@ on_every_fabric! {
     fn resize_lies_are_refused(world: &World) {
         let (mut a, b) = with_cq(world, 16);
         let (other, _) = with_cq(world, 16);
-        write(&mut a, &b, 0);
+        a.write_number(&b, 0);
         world.settle();
         let (good, _memory) = a.node.cq_layout(64, 0);
         let lies = [
@@ -160,7 +142,7 @@ on_every_fabric! {
         let mut seen = [0, 1000];
         for round in 0..40 {
             for _ in 0..4 {
-                write(&mut a, &b, next[0]);
+                a.write_number(&b, next[0]);
                 second.post_send(&SendWr::signaled(next[1], send::WRITE).with_inline(&[7; 4]).at(&b.mr, 0)).expect("room");
                 next = [next[0] + 1, next[1] + 1];
             }
@@ -188,12 +170,12 @@ on_every_fabric! {
         let (mut a, b) = with_cq(world, 16);
         assert!(!a.cq.arm(Arm::Any));
         resize(&mut a, 64).expect("RESIZE_CQ");
-        write(&mut a, &b, 1);
+        a.write_number(&b, 1);
         event_after(world, &a);
         a.cq.event_consumed();
         success(world, &mut a, "what the event was for");
         resize(&mut a, 16).expect("RESIZE_CQ");
-        write(&mut a, &b, 2);
+        a.write_number(&b, 2);
         world.settle();
         assert_eq!(a.node.events.completions(), [], "it fired once");
     }
@@ -203,17 +185,17 @@ on_every_fabric! {
         a.node.modify_cq(a.context, a.cq.cqn, 4, u16::MAX).expect("MODIFY_CQ");
         a.cq.arm(Arm::Any);
         for n in 0..3 {
-            write(&mut a, &b, n);
+            a.write_number(&b, n);
             world.until("a CQE", || a.poll());
         }
         assert_eq!(a.node.events.completions(), [], "three of four");
-        write(&mut a, &b, 3);
+        a.write_number(&b, 3);
         assert!(event_after(world, &a) < Duration::from_millis(40), "it did not wait for the period");
         a.cq.event_consumed();
         // The count starts anew with each event.
         a.cq.arm(Arm::Any);
         for n in 4..7 {
-            write(&mut a, &b, n);
+            a.write_number(&b, n);
             world.until("a CQE", || a.poll());
         }
         assert_eq!(a.node.events.completions(), []);
@@ -224,7 +206,7 @@ on_every_fabric! {
         a.node.modify_cq(a.context, a.cq.cqn, 100, 30_000).expect("MODIFY_CQ");
         for n in 0..3 {
             a.cq.arm(Arm::Any);
-            write(&mut a, &b, n);
+            a.write_number(&b, n);
             world.until("the CQE", || a.poll());
             let took = event_after(world, &a);
             assert!(took > Duration::from_millis(15), "it came after {took:?} already");
@@ -238,7 +220,7 @@ on_every_fabric! {
         let (mut a, b) = with_cq(world, 64);
         a.node.modify_cq(a.context, a.cq.cqn, 100, u16::MAX).expect("MODIFY_CQ");
         a.cq.arm(Arm::Any);
-        write(&mut a, &b, 0);
+        a.write_number(&b, 0);
         world.until("the CQE", || a.poll());
         a.node.modify_cq(a.context, a.cq.cqn, 0, 0).expect("MODIFY_CQ");
         assert!(event_after(world, &a) < Duration::from_millis(40));
@@ -246,14 +228,14 @@ on_every_fabric! {
         for (count, period) in [(0, 10_000), (100, 0), (1, 10_000)] {
             a.node.modify_cq(a.context, a.cq.cqn, count, period).expect("MODIFY_CQ");
             a.cq.arm(Arm::Any);
-            write(&mut a, &b, 1);
+            a.write_number(&b, 1);
             world.until("the CQE", || a.poll());
             assert!(event_after(world, &a) < Duration::from_millis(5), "{count} and {period}: nothing waits");
             a.cq.event_consumed();
         }
         a.node.modify_cq(a.context, a.cq.cqn, 100, 2000).expect("MODIFY_CQ");
         a.cq.arm(Arm::Any);
-        write(&mut a, &b, 2);
+        a.write_number(&b, 2);
         world.until("the CQE", || a.poll());
         a.node.destroy_qp(a.context, a.qp.qpn).expect("DESTROY_QP");
         a.node.destroy_cq(a.context, a.cq.cqn).expect("DESTROY_CQ");
@@ -268,14 +250,14 @@ on_every_fabric! {
         b.cq.arm(Arm::Solicited);
         for n in 0..6 {
             b.recv(n, 0, 8);
-            send_flagged(&mut a, n, 0);
+            a.send_flagged(n, 0);
             success(world, &mut a, "sent");
         }
         std::thread::sleep(Duration::from_millis(8));
         world.settle();
         assert_eq!(b.node.events.completions(), [], "none was solicited");
         b.recv(6, 0, 8);
-        send_flagged(&mut a, 6, wqe_flag::SOLICITED);
+        a.send_flagged(6, wqe_flag::SOLICITED);
         event_after(world, &b);
     }
 
@@ -284,7 +266,7 @@ on_every_fabric! {
         let mut last = 0;
         for n in 0..20 {
             let before = a.node.clock();
-            write(&mut a, &b, n);
+            a.write_number(&b, n);
             let cqe = success(world, &mut a, "written");
             let after = a.node.clock();
             assert!((before..=after).contains(&cqe.timestamp), "{before} {} {after}", cqe.timestamp);

@@ -9,24 +9,6 @@ use conformance::rings::{Arm, SendWr};
 use conformance::side::{Connection, Side, SideOptions, connect, connected, sides, success};
 use conformance::world::World;
 
-fn post_write(a: &mut Side, b: &Side, wr_id: u64) {
-    a.send(
-        &SendWr::signaled(wr_id, send::WRITE)
-            .with_inline(&wr_id.to_le_bytes())
-            .at(&b.mr, 8 * (wr_id % 1024)),
-    );
-}
-
-fn post_send(a: &mut Side, wr_id: u64, flags: u8) {
-    a.send(&SendWr {
-        wr_id,
-        opcode: send::SEND,
-        flags: wqe_flag::SIGNALED | flags,
-        inline: Some(&[1; 8]),
-        ..Default::default()
-    });
-}
-
 on_every_fabric! {
     fn an_overflow_is_found_by_the_device_and_harms_nobody_else(world: &World) {
         let options = SideOptions { cq_entries: 16, ..Default::default() };
@@ -37,14 +19,14 @@ on_every_fabric! {
         connect((&a.node, &q2), (&b.node, &p2), &Connection::default());
         let (mut c, d) = sides(world);
         for n in 0..16 {
-            post_write(&mut a, &b, n);
+            a.write_number(&b, n);
         }
         world.settle();
         assert_eq!(a.cq.flags() & CQ_ERROR, 0, "exactly full is no overflow");
         assert_eq!(a.node.events.asynchronous(), []);
         let full = a.cq.ring_bytes();
         for n in 16..20 {
-            post_write(&mut a, &b, n);
+            a.write_number(&b, n);
         }
         let cqn = a.cq.cqn;
         let node = a.node.clone();
@@ -66,7 +48,7 @@ on_every_fabric! {
         assert!(a.cq.poll().is_none(), "a CQ in error takes no more CQEs");
         assert!(a.node.counters().cq_overflows >= 1);
         for n in 0..100 {
-            post_write(&mut c, &d, n);
+            c.write_number(&d, n);
             success(world, &mut c, "another CQ goes on");
         }
         assert!(b.poll().is_none());
@@ -88,7 +70,7 @@ on_every_fabric! {
             b.recv(n, 0, 8);
         }
         for n in 0..6 {
-            post_send(&mut a, n, 0);
+            a.send_flagged(n, 0);
         }
         world.until("CQ_ERR", || b.node.events.asynchronous().contains(&(event::CQ_ERR, b.cq.cqn)).then_some(()));
         world.until("QP_FATAL", || b.node.events.asynchronous().contains(&(event::QP_FATAL, b.qp.qpn)).then_some(()));
@@ -112,11 +94,11 @@ on_every_fabric! {
             let (mut c, d) = sides(world);
             a.cq.consumer_word().store(lie, std::sync::atomic::Ordering::Release);
             for n in 0..12 {
-                post_write(&mut a, &b, n);
+                a.write_number(&b, n);
             }
             world.until("the fault is found", || (a.cq.flags() & CQ_ERROR != 0).then_some(()));
             world.until("CQ_ERR", || a.node.events.asynchronous().contains(&(event::CQ_ERR, a.cq.cqn)).then_some(()));
-            post_write(&mut c, &d, 1);
+            c.write_number(&d, 1);
             success(world, &mut c, "others go on");
             for side in [&a, &c] {
                 side.node.destroy_context(side.context).expect("DESTROY_CONTEXT");
@@ -128,7 +110,7 @@ on_every_fabric! {
     fn arming_fires_once_for_the_next_completion(world: &World) {
         let (mut a, b) = sides(world);
         let node = a.node.clone();
-        post_write(&mut a, &b, 0);
+        a.write_number(&b, 0);
         success(world, &mut a, "not armed");
         world.settle();
         assert_eq!(node.events.completions(), [], "a CQ that is not armed sends nothing");
@@ -137,7 +119,7 @@ on_every_fabric! {
             world.settle();
             assert_eq!(node.events.completions(), [], "nothing came yet");
             for m in 0..3 {
-                post_write(&mut a, &b, n * 3 + m);
+                a.write_number(&b, n * 3 + m);
             }
             world.until("the event", || (!node.events.completions().is_empty()).then_some(()));
             for _ in 0..3 {
@@ -149,7 +131,7 @@ on_every_fabric! {
             a.cq.event_consumed();
         }
         // Armed and consumed; without arming again nothing comes.
-        post_write(&mut a, &b, 0);
+        a.write_number(&b, 0);
         success(world, &mut a, "not armed again");
         world.settle();
         assert_eq!(node.events.take_completions(), []);
@@ -161,14 +143,14 @@ on_every_fabric! {
         for n in 0..30 {
             // Armed again and again under the same sequence, as a process does that has not taken its event.
             a.cq.arm(Arm::Any);
-            post_write(&mut a, &b, n);
+            a.write_number(&b, n);
             success(world, &mut a, "a completion");
         }
         world.settle();
         assert_eq!(node.events.take_completions().len(), 1);
         a.cq.event_consumed();
         a.cq.arm(Arm::Any);
-        post_write(&mut a, &b, 0);
+        a.write_number(&b, 0);
         world.until("the next sequence's", || (node.events.completions().len() == 1).then_some(()));
     }
 
@@ -180,12 +162,12 @@ on_every_fabric! {
         }
         b.cq.arm(Arm::Solicited);
         for n in 0..5 {
-            post_send(&mut a, n, 0);
+            a.send_flagged(n, 0);
             success(world, &mut a, "not solicited");
         }
         world.settle();
         assert_eq!(node.events.take_completions(), [], "unsolicited completions do not fire");
-        post_send(&mut a, 5, wqe_flag::SOLICITED);
+        a.send_flagged(5, wqe_flag::SOLICITED);
         success(world, &mut a, "solicited");
         world.until("the event", || (node.events.completions().len() == 1).then_some(()));
         node.events.take_completions();
@@ -209,7 +191,7 @@ on_every_fabric! {
         for order in [[Arm::Any, Arm::Solicited], [Arm::Solicited, Arm::Any]] {
             b.cq.arm(order[0]);
             b.cq.arm(order[1]);
-            post_send(&mut a, 7, 0);
+            a.send_flagged(7, 0);
             success(world, &mut a, "unsolicited");
             world.until("the event", || (node.events.completions().len() == 1).then_some(()));
             node.events.take_completions();
@@ -253,7 +235,7 @@ on_every_fabric! {
         for (a, b) in &mut pairs {
             a.cq.arm(Arm::Any);
             for n in 0..4 {
-                post_write(a, b, n);
+                a.write_number(b, n);
             }
         }
         for (a, _) in &pairs {
@@ -294,7 +276,7 @@ on_every_fabric! {
         let (mut a, b) = connected(world, &options, &Connection::default());
         a.cq.arm(Arm::Any);
         for n in 0..4 {
-            post_write(&mut a, &b, n);
+            a.write_number(&b, n);
         }
         world.until("the overflow", || (a.cq.flags() & CQ_ERROR != 0).then_some(()));
         node.destroy_context(a.context).expect("DESTROY_CONTEXT");
@@ -309,10 +291,10 @@ on_every_fabric! {
         let (mut a, b) = connected(world, &options, &Connection::default());
         let (mut c, d) = sides(world);
         for n in 0..64 {
-            post_write(&mut a, &b, n);
+            a.write_number(&b, n);
         }
         for n in 0..200 {
-            post_write(&mut c, &d, n);
+            c.write_number(&d, n);
             assert_eq!(success(world, &mut c, "the other queue").wr_id, n);
         }
         for n in 0..64 {
@@ -331,11 +313,11 @@ on_every_fabric! {
             } else {
                 a.qp.rq_producer_word().store(lie, std::sync::atomic::Ordering::Release);
                 // The device looks at the receive queue when a message comes.
-                post_send(&mut b, 1, 0);
+                b.send_flagged(1, 0);
             }
             world.until("QP_FATAL", || a.node.events.asynchronous().contains(&(event::QP_FATAL, a.qp.qpn)).then_some(()));
             assert_eq!(a.state(), state::ERR);
-            post_write(&mut c, &d, 1);
+            c.write_number(&d, 1);
             success(world, &mut c, "others go on");
             for side in [&a, &b, &c, &d] {
                 side.node.destroy_context(side.context).expect("DESTROY_CONTEXT");
@@ -347,7 +329,7 @@ on_every_fabric! {
         let (mut a, b) = sides(world);
         let mut last = 0;
         for n in 0..50 {
-            post_write(&mut a, &b, n);
+            a.write_number(&b, n);
             let cqe = success(world, &mut a, "a completion");
             assert!(cqe.timestamp >= last && cqe.timestamp != 0);
             last = cqe.timestamp;
