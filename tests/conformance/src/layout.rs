@@ -298,6 +298,13 @@ impl Body {
         self.0.extend_from_slice(&value.to_le_bytes());
         self
     }
+    /// Each a le64, and that ends it: page lists come last.
+    pub fn ending(mut self, values: &[u64]) -> Vec<u8> {
+        for value in values {
+            self = self.u64(*value);
+        }
+        self.0
+    }
     /// Bytes as they are.
     pub fn bytes(mut self, value: &[u8]) -> Body {
         self.0.extend_from_slice(value);
@@ -720,7 +727,7 @@ pub const MR_DMA: u8 = 4;
 impl RegMr {
     /// The body. `entries` are the le64 as they stand, two to an extent.
     pub fn encode(&self) -> Vec<u8> {
-        let mut body = Body::new()
+        let body = Body::new()
             .u32(self.pd)
             .u32(self.access)
             .u64(self.iova)
@@ -733,10 +740,7 @@ impl RegMr {
             .u32(self.num_entries)
             .u32(0);
         debug_assert_eq!(body.0.len(), 48);
-        for entry in &self.entries {
-            body = body.u64(*entry);
-        }
-        body.0
+        body.ending(&self.entries)
     }
 }
 
@@ -758,7 +762,7 @@ pub struct CreateCq {
 impl CreateCq {
     /// The body.
     pub fn encode(&self) -> Vec<u8> {
-        let mut body = Body::new()
+        Body::new()
             .u32(self.entries)
             .u32(self.vector)
             .u64(self.buf_length)
@@ -766,11 +770,8 @@ impl CreateCq {
             .u32(self.num_pages)
             .u64(self.buf_offset)
             .u64(self.ctrl_offset)
-            .u64(self.ring_offset);
-        for page in &self.pages {
-            body = body.u64(*page);
-        }
-        body.0
+            .u64(self.ring_offset)
+            .ending(&self.pages)
     }
 }
 
@@ -812,17 +813,13 @@ pub struct SrqBuffer {
 
 impl SrqBuffer {
     fn append(&self, body: Body) -> Vec<u8> {
-        let mut body = body
-            .u64(self.buf_length)
+        body.u64(self.buf_length)
             .u32(self.page_shift)
             .u32(self.num_pages)
             .u64(self.buf_offset)
             .u64(self.ctrl_offset)
-            .u64(self.ring_offset);
-        for page in &self.pages {
-            body = body.u64(*page);
-        }
-        body.0
+            .u64(self.ring_offset)
+            .ending(&self.pages)
     }
 }
 
@@ -941,17 +938,13 @@ impl CreateQp {
         ] {
             body = body.u32(value);
         }
-        body = body
-            .u64(self.buf_length)
+        body.u64(self.buf_length)
             .u32(self.page_shift)
             .u32(self.num_pages)
             .u64(self.buf_offset)
             .u64(self.ctrl_offset)
             .u64(self.sq_offset)
-            .u64(self.rq_offset);
-        for page in &self.pages {
-            body = body.u64(*page);
-        }
-        body.0
+            .u64(self.rq_offset)
+            .ending(&self.pages)
     }
 }

@@ -68,18 +68,15 @@ impl Node {
     /// The body of ALLOC_MR for a list of `room` pages at `offset` in this memory.
     pub fn alloc_mr_body(pd: u32, room: u32, list: &Buffer, offset: u64) -> Vec<u8> {
         let pages = list.dma_pages();
-        let mut body = Body::new()
+        Body::new()
             .u32(pd)
             .u32(room)
             .u64((pages.len() * PAGE) as u64)
             .u32(12)
             .u32(pages.len() as u32)
             .u64(0)
-            .u64(offset);
-        for page in pages {
-            body = body.u64(page);
-        }
-        body.0
+            .u64(offset)
+            .ending(&pages)
     }
 
     /// A region for fast registration of up to `room` pages.
