@@ -152,13 +152,13 @@ impl Client {
         stdout: &mut dyn Write,
         stderr: &mut dyn Write,
     ) -> Result<Status, ClientError> {
-        write_frame(&mut self.stream, Kind::Run, command.as_bytes()).map_err(ClientError::Lost)?;
         let mut writer = self.stream.try_clone().map_err(ClientError::Lost)?;
-        match stdin {
-            Some(from) => {
-                thread::spawn(move || feed(from, &mut writer));
+        // An agent that is gone cannot be written to, but what it said before it went is still there to read; `follow` meets the end.
+        if write_frame(&mut writer, Kind::Run, command.as_bytes()).is_ok() {
+            match stdin {
+                Some(from) => drop(thread::spawn(move || feed(from, &mut writer))),
+                None => feed(Box::new(io::empty()), &mut writer),
             }
-            None => write_frame(&mut writer, Kind::Stdin, &[]).map_err(ClientError::Lost)?,
         }
         let result = self.follow(stdout, stderr);
         // Ends the feeding thread's writes.

@@ -240,15 +240,16 @@ fn client_error(path: &Path) -> ClientError {
 fn a_lost_agent_is_an_error_and_not_a_status() {
     let path = std::env::temp_dir().join(format!("longarm-agent-{}-lost", std::process::id()));
     let listener = UnixListener::bind(&path).unwrap();
-    std::thread::spawn(move || {
+    let agent = std::thread::spawn(move || {
         let (mut s, _) = listener.accept().unwrap();
         s.read_exact(&mut [0; 13]).unwrap();
         s.write_all(b"OK 7\n").unwrap();
         write_frame(&mut s, Kind::Hello, &1u32.to_le_bytes()).unwrap();
-        read_frame(&mut s).unwrap();
         write_frame(&mut s, Kind::Stdout, b"half").unwrap();
     });
     let client = Client::connect(&path, 1024, TIMEOUT).unwrap();
+    // It is gone before anything is asked of it: what it said must still come through.
+    agent.join().unwrap();
     let mut out = Vec::new();
     let error = client
         .run("true", None, &mut out, &mut io::sink())
