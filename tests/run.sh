@@ -22,8 +22,8 @@ parts=(
     'images      1800 guest images: Debian 13 and Debian 12'
     'guests      2400 the scenarios in Debian 13 guests (tests/scenarios), in the lab'
     'bookworm     900 a Debian 12 guest: driver loads, ibv_rc_pingpong -c passes, in the lab'
-    'verbs-suite 1300 by name: the tests of rdma-core 56.1 in a Debian 13 guest, against the skips in docs/verbs.md'
-    'verbs-suite-bookworm 1300 by name: the tests of rdma-core 44 in a Debian 12 guest, likewise'
+    'verbs-suite 1300 the tests of rdma-core 56.1 in a Debian 13 guest, against the skips in docs/verbs.md'
+    'verbs-suite-bookworm 1300 the tests of rdma-core 44 in a Debian 12 guest, likewise'
 )
 
 part_format() { cargo fmt --all --check; }

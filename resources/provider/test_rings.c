@@ -8,16 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "vrdma.h"
-
-#define CHECK(what)                                                            \
-	do {                                                                   \
-		if (!(what)) {                                                 \
-			fprintf(stderr, "%s:%d: not so: %s\n", __FILE__,       \
-				__LINE__, #what);                              \
-			exit(1);                                               \
-		}                                                              \
-	} while (0)
+#include "test.h"
 
 static uint32_t next_qpn = 0x1fff;
 static const uint32_t no_doorbell = 0xffffffff;
@@ -194,19 +185,15 @@ int ibv_cmd_destroy_srq(struct ibv_srq *srq)
 
 /* The device. */
 
-struct device_cq {
-	struct vrdma_cq *cq;
-	uint32_t producer;
-};
-
-static void device_complete(struct device_cq *dev, struct vrdma_qp *qp,
-			    uint16_t flags, uint32_t index, uint64_t wr_id)
+void device_complete(struct device_cq *dev, struct vrdma_qp *qp, uint16_t flags,
+		     uint32_t index, uint64_t wr_id)
 {
 	struct vrdma_cq *cq = dev->cq;
 	struct virtio_rdma_cqe *cqe =
 		&cq->ring[dev->producer & (cq->entries - 1)];
 
-	CHECK(dev->producer - le32toh(cq->ctrl->consumer) < cq->entries);
+	CHECK(dev->producer - vrdma_load_acquire(&cq->ctrl->consumer) <
+	      cq->entries);
 	cqe->wr_id = htole64(wr_id);
 	cqe->status = IBV_WC_SUCCESS;
 	cqe->opcode = flags & VIRTIO_RDMA_CQE_SEND_QUEUE ? IBV_WC_SEND :
@@ -238,12 +225,12 @@ static struct vrdma_context context = {
 	},
 	.qp_lock = PTHREAD_MUTEX_INITIALIZER,
 };
-static struct vrdma_pd pd = { .ibv_pd.context = &context.ibv_ctx.context };
+struct vrdma_pd test_pd = { .ibv_pd.context = &context.ibv_ctx.context };
 static uint32_t doorbell;
 
-static struct vrdma_cq *new_cq(int cqe)
+struct vrdma_cq *new_cq(int cqe)
 {
-	struct ibv_cq *cq = vrdma_create_cq(pd.ibv_pd.context, cqe, NULL, 0);
+	struct ibv_cq *cq = vrdma_create_cq(test_pd.ibv_pd.context, cqe, NULL, 0);
 
 	CHECK(cq);
 	return to_vcq(cq);
@@ -269,13 +256,13 @@ static struct vrdma_qp *new_qp_in(struct ibv_pd *in, struct vrdma_cq *cq,
 	return to_vqp(qp);
 }
 
-static struct vrdma_qp *new_qp(struct vrdma_cq *cq, struct ibv_qp_cap cap,
-			       enum ibv_qp_state state)
+struct vrdma_qp *new_qp(struct vrdma_cq *cq, struct ibv_qp_cap cap,
+			enum ibv_qp_state state)
 {
-	return new_qp_in(&pd.ibv_pd, cq, cap, state);
+	return new_qp_in(&test_pd.ibv_pd, cq, cap, state);
 }
 
-static struct virtio_rdma_send_wqe *send_slot(struct vrdma_qp *qp, uint32_t i)
+struct virtio_rdma_send_wqe *send_slot(struct vrdma_qp *qp, uint32_t i)
 {
 	return qp->sq.ring + (size_t)(i & (qp->sq.entries - 1)) * qp->sq.stride;
 }
@@ -424,6 +411,15 @@ static void test_unacknowledged(void)
 	struct ibv_send_wr wr = { .opcode = IBV_WR_RDMA_READ }, *bad;
 	struct virtio_rdma_send_wqe *wqe = send_slot(qp, 0);
 	const uint8_t *bytes = (uint8_t *)wqe;
+	struct ibv_qp_init_attr_ex init = {
+		.cap = { 4, 1, 1, 1, 0 },
+		.qp_type = IBV_QPT_UD,
+		.comp_mask = IBV_QP_INIT_ATTR_PD |
+			     IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
+		.pd = &test_pd.ibv_pd,
+		.send_ops_flags = IBV_QP_EX_WITH_SEND,
+	};
+	struct ibv_qp_ex *ex;
 
 	qp->ibv_qp.qp_type = IBV_QPT_UC;
 	CHECK(vrdma_post_send(&qp->ibv_qp, &wr, &bad) == EINVAL);
@@ -444,6 +440,27 @@ static void test_unacknowledged(void)
 	CHECK(bytes[32] == 0xfe && bytes[33] == 0x80 && bytes[47] == 7);
 	CHECK(!memcmp(bytes + 48, "\x45\x23\x01\0\x03\x40\x08\x05", 8));
 	CHECK(le32toh(qp->ctrl->sq_producer) == 2);
+	CHECK(!vrdma_destroy_qp(&qp->ibv_qp));
+
+	/* The same by ibv_wr_*, where an address before any request is none's. */
+	init.send_cq = init.recv_cq = &cq->ibv_cq;
+	qp = to_vqp(vrdma_create_qp_ex(test_pd.ibv_pd.context, &init));
+	ex = &qp->verbs_qp.qp_ex;
+	qp->ibv_qp.state = IBV_QPS_RTS;
+	ibv_wr_start(ex);
+	ibv_wr_set_ud_addr(ex, &ah.ibv_ah, 1, 2);
+	ex->wr_id = 5;
+	ibv_wr_send(ex);
+	ibv_wr_set_ud_addr(ex, &ah.ibv_ah, 0x112233, 0x44556677);
+	ibv_wr_set_sge(ex, 7, 0x1000, 100);
+	CHECK(!ibv_wr_complete(ex));
+	CHECK(le32toh(qp->ctrl->sq_producer) == 1);
+	wqe = send_slot(qp, 0);
+	CHECK(wqe->opcode == VIRTIO_RDMA_WQE_SEND && le64toh(wqe->wr_id) == 5);
+	CHECK(le16toh(wqe->num_sge) == 1);
+	bytes = (uint8_t *)wqe;
+	CHECK(!memcmp(bytes + 24, "\x33\x22\x11\0\x77\x66\x55\x44", 8));
+	CHECK(!memcmp(bytes + 32, &ah.av, sizeof(ah.av)));
 
 	CHECK(!vrdma_destroy_qp(&qp->ibv_qp));
 	CHECK(!vrdma_destroy_cq(&cq->ibv_cq));
@@ -500,47 +517,6 @@ static void test_laps(void)
 	CHECK(!vrdma_destroy_cq(&cq->ibv_cq));
 }
 
-static void test_clean(void)
-{
-	struct ibv_qp_attr reset = { .qp_state = IBV_QPS_RESET };
-	struct vrdma_cq *cq = new_cq(8);
-	struct vrdma_qp *kept = new_qp(
-		cq, (struct ibv_qp_cap){ 8, 8, 1, 1, 0 }, IBV_QPS_RTS);
-	struct vrdma_qp *gone = new_qp(
-		cq, (struct ibv_qp_cap){ 8, 8, 1, 1, 0 }, IBV_QPS_RTS);
-	struct device_cq dev = { .cq = cq };
-	struct ibv_send_wr send = { .opcode = IBV_WR_SEND }, *bad;
-	struct ibv_wc wc[8];
-	uint32_t i, lap;
-
-	for (lap = 0; lap < 5; lap++) {
-		/* A full ring that begins elsewhere in every lap. */
-		for (i = 0; i < 8; i++)
-			device_complete(&dev, i % 3 ? gone : kept,
-					VIRTIO_RDMA_CQE_SEND_QUEUE, i, i);
-		CHECK(!vrdma_post_send(&gone->ibv_qp, &send, &bad));
-		CHECK(!vrdma_modify_qp(&gone->ibv_qp, &reset, IBV_QP_STATE));
-		CHECK(!gone->ctrl->sq_producer && !gone->sq.producer);
-		gone->ibv_qp.state = IBV_QPS_RTS;
-		CHECK(vrdma_poll_cq(&cq->ibv_cq, 8, wc) == 3);
-		for (i = 0; i < 3; i++)
-			CHECK(wc[i].wr_id == 3 * i &&
-			      wc[i].qp_num == kept->ibv_qp.qp_num);
-		CHECK(!vrdma_poll_cq(&cq->ibv_cq, 8, wc));
-		CHECK(le32toh(cq->ctrl->consumer) == dev.producer);
-		device_complete(&dev, kept, VIRTIO_RDMA_CQE_SEND_QUEUE, 8, 8);
-		CHECK(vrdma_poll_cq(&cq->ibv_cq, 8, wc) == 1);
-		CHECK(wc[0].wr_id == 8);
-	}
-
-	device_complete(&dev, gone, 0, 0, 1);
-	device_complete(&dev, kept, 0, 0, 2);
-	CHECK(!vrdma_destroy_qp(&gone->ibv_qp));
-	CHECK(vrdma_poll_cq(&cq->ibv_cq, 8, wc) == 1 && wc[0].wr_id == 2);
-	CHECK(!vrdma_destroy_qp(&kept->ibv_qp));
-	CHECK(!vrdma_destroy_cq(&cq->ibv_cq));
-}
-
 static void test_arm(void)
 {
 	struct vrdma_cq *cq = new_cq(1);
@@ -582,9 +558,9 @@ static void test_start_poll(void)
 	struct ibv_wc wc;
 	uint32_t i = 0, lap;
 
-	CHECK(!vrdma_create_cq_ex(pd.ibv_pd.context, &tags));
+	CHECK(!vrdma_create_cq_ex(test_pd.ibv_pd.context, &tags));
 	CHECK(errno == EOPNOTSUPP);
-	ex = vrdma_create_cq_ex(pd.ibv_pd.context, &init);
+	ex = vrdma_create_cq_ex(test_pd.ibv_pd.context, &init);
 	CHECK(ex);
 	dev.cq = to_vcq(ibv_cq_ex_to_cq(ex));
 	qp = new_qp(dev.cq, (struct ibv_qp_cap){ 4, 4, 1, 1, 0 }, IBV_QPS_RTS);
@@ -676,7 +652,7 @@ static void test_wr(void)
 		.qp_type = IBV_QPT_RC,
 		.comp_mask = IBV_QP_INIT_ATTR_PD |
 			     IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
-		.pd = &pd.ibv_pd,
+		.pd = &test_pd.ibv_pd,
 		.send_ops_flags = IBV_QP_EX_WITH_TSO,
 	};
 	struct ibv_sge sges[3] = { { 0x1000, 10, 7 }, { 0x2000, 20, 8 } };
@@ -690,12 +666,12 @@ static void test_wr(void)
 	char large[65] = "";
 	uint32_t mark;
 
-	CHECK(!vrdma_create_qp_ex(pd.ibv_pd.context, &init));
+	CHECK(!vrdma_create_qp_ex(test_pd.ibv_pd.context, &init));
 	CHECK(errno == EOPNOTSUPP);
 	init.send_ops_flags = IBV_QP_EX_WITH_SEND |
 			      IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM |
 			      IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP;
-	qp = to_vqp(vrdma_create_qp_ex(pd.ibv_pd.context, &init));
+	qp = to_vqp(vrdma_create_qp_ex(test_pd.ibv_pd.context, &init));
 	ex = &qp->verbs_qp.qp_ex;
 	/* Where libibverbs looks, and where an older one looks. */
 	CHECK(qp->verbs_qp.comp_mask & VERBS_QP_EX);
@@ -797,11 +773,11 @@ static void give_back(struct ibv_pd *of, void *ctx, void *ptr, uint64_t type)
 
 static void test_parent_domain(void)
 {
-	struct ibv_context *ctx = pd.ibv_pd.context;
+	struct ibv_context *ctx = test_pd.ibv_pd.context;
 	struct ibv_td_init_attr td_attr = {};
 	struct ibv_td *td = vrdma_alloc_td(ctx, &td_attr);
 	struct ibv_parent_domain_init_attr attr = {
-		.pd = &pd.ibv_pd,
+		.pd = &test_pd.ibv_pd,
 		.td = td,
 		.comp_mask = IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS |
 			     IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT,
@@ -820,11 +796,11 @@ static void test_parent_domain(void)
 	struct vrdma_qp *qp;
 
 	CHECK(parent && vrdma_dealloc_td(td) == EBUSY);
-	CHECK(vrdma_dealloc_pd(&pd.ibv_pd) == EBUSY);
+	CHECK(vrdma_dealloc_pd(&test_pd.ibv_pd) == EBUSY);
 	attr.pd = parent;
 	CHECK(!vrdma_alloc_parent_domain(ctx, &attr) && errno == EINVAL);
 
-	init.parent_domain = &pd.ibv_pd;
+	init.parent_domain = &test_pd.ibv_pd;
 	CHECK(!vrdma_create_cq_ex(ctx, &init) && errno == EINVAL);
 	init.parent_domain = parent;
 	cq = to_vcq(ibv_cq_ex_to_cq(vrdma_create_cq_ex(ctx, &init)));
@@ -834,7 +810,7 @@ static void test_parent_domain(void)
 	CHECK(!vrdma_poll_cq(&cq->ibv_cq, 1, &wc));
 	CHECK(vrdma_dealloc_pd(parent) == EBUSY);
 
-	pd.ibv_pd.handle = 1;
+	test_pd.ibv_pd.handle = 1;
 	qp = new_qp_in(parent, cq, (struct ibv_qp_cap){ 4, 4, 1, 1, 0 },
 		       IBV_QPS_RTS);
 	CHECK(asked == VRDMA_RES_TYPE(VRDMA_RES_TYPE_QP));
@@ -868,7 +844,7 @@ static void test_srq(void)
 {
 	struct ibv_srq_init_attr init = { .attr = { .max_wr = 3,
 						    .max_sge = 2 } };
-	struct ibv_srq *ibv_srq = vrdma_create_srq(&pd.ibv_pd, &init);
+	struct ibv_srq *ibv_srq = vrdma_create_srq(&test_pd.ibv_pd, &init);
 	struct ibv_sge sges[4] = { { .addr = 0x1000, .length = 7, .lkey = 9 } };
 	struct ibv_recv_wr more[3] = {
 		{ .wr_id = 1, .next = &more[1], .sg_list = sges, .num_sge = 3 },
@@ -922,7 +898,7 @@ static void test_srq(void)
 	CHECK(!vrdma_destroy_srq(ibv_srq));
 
 	init.attr.max_sge = 17;
-	CHECK(!vrdma_create_srq(&pd.ibv_pd, &init) && errno == EINVAL);
+	CHECK(!vrdma_create_srq(&test_pd.ibv_pd, &init) && errno == EINVAL);
 }
 
 int main(void)
@@ -931,13 +907,13 @@ int main(void)
 	test_post_send();
 	test_unacknowledged();
 	test_laps();
-	test_clean();
 	test_arm();
 	test_start_poll();
 	test_resize();
 	test_wr();
 	test_parent_domain();
 	test_srq();
+	test_semantics();
 	puts("virtio-rdma provider: rings as specified");
 	return 0;
 }

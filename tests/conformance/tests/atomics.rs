@@ -64,7 +64,7 @@ on_every_fabric! {
         assert_eq!(word(&b, 0), 20 * 32 * 3);
     }
 
-    fn bad_atomics_are_refused_and_change_nothing(world: &World) {
+    fn semantics_11_bad_atomics_are_refused_and_change_nothing(world: &World) {
         for (what, offset, bits) in [("unaligned", 4u64, access::ALL), ("no right of the QP", 0, access::ALL & !access::REMOTE_ATOMIC), ("past the end", (64 << 10) - 4, access::ALL), ("far away", 1 << 40, access::ALL)] {
             let (mut a, b) = connected(world, &SideOptions::default(), &Connection { access: bits, ..Default::default() });
             b.mr.buffer.fill(0x11);
@@ -90,7 +90,7 @@ on_every_fabric! {
 }
 
 #[test]
-fn atomics_that_were_not_negotiated_fail_at_home() {
+fn semantics_13_opcodes_that_were_not_negotiated_fail_at_home() {
     let _watchdog = Watchdog::new("no atomics", std::time::Duration::from_secs(60));
     let options = Options {
         features: feature::USER_DOORBELL,

@@ -131,7 +131,7 @@ fn canaries(world: &World) {
 }
 
 on_every_fabric! {
-    fn one_byte_past_either_end_is_refused(world: &World) {
+    fn semantics_06_one_byte_past_either_end(world: &World) {
         let (mut a, mut b) = sides(world);
         world.plant_canaries();
         for (start, len) in [(0, 4096), (100, 1), (100, 4096), (4095, 2), (17, 12_345)] {
@@ -163,7 +163,7 @@ on_every_fabric! {
         canaries(world);
     }
 
-    fn wrong_keys_are_refused(world: &World) {
+    fn semantics_06_a_bad_rkey(world: &World) {
         let (mut a, mut b) = sides(world);
         world.plant_canaries();
         let iova = b.mr.iova;
@@ -176,7 +176,7 @@ on_every_fabric! {
         canaries(world);
     }
 
-    fn wrong_access_is_refused(world: &World) {
+    fn semantics_06_a_right_that_the_region_has_not(world: &World) {
         let (mut a, mut b) = sides(world);
         world.plant_canaries();
         for (bits, opcode) in [
@@ -194,7 +194,7 @@ on_every_fabric! {
         canaries(world);
     }
 
-    fn a_region_of_another_pd_is_refused(world: &World) {
+    fn semantics_06_a_region_of_another_pd(world: &World) {
         let (mut a, mut b) = sides(world);
         world.plant_canaries();
         let pd = b.node.create_pd(b.context).expect("a PD");
@@ -214,11 +214,12 @@ on_every_fabric! {
         canaries(world);
     }
 
-    fn what_the_qp_does_not_allow_is_refused(world: &World) {
+    fn semantics_10_what_the_qp_does_not_allow(world: &World) {
         let (mut a, mut b) = sides(world);
         for (bits, opcode) in [
             (access::REMOTE_READ, send::WRITE),
             (access::REMOTE_WRITE, send::READ),
+            (access::REMOTE_READ | access::REMOTE_WRITE, send::FETCH_AND_ADD),
             (0, send::WRITE),
         ] {
             fresh_with(world, &mut a, &mut b, &Connection { access: bits, ..Default::default() });
@@ -231,7 +232,7 @@ on_every_fabric! {
         }
     }
 
-    fn a_region_that_was_deregistered_is_refused_and_its_pages_are_never_touched(world: &World) {
+    fn semantics_06_a_region_that_was_deregistered(world: &World) {
         let (mut a, mut b) = sides(world);
         world.plant_canaries();
         let target = guarded(&b, 0, 8192, access::ALL);
@@ -249,7 +250,7 @@ on_every_fabric! {
         canaries(world);
     }
 
-    fn deregistering_under_traffic_ends_it_at_once(world: &World) {
+    fn semantics_34_deregistering_under_remote_requests_ends_them_at_once(world: &World) {
         let options = SideOptions { mr_len: 256 << 10, ..Default::default() };
         let (mut a, mut b) = connected(world, &options, &Connection::default());
         in_parts(world);
@@ -287,7 +288,7 @@ on_every_fabric! {
         canaries(world);
     }
 
-    fn deregistering_the_local_region_under_traffic_leaks_nothing_new(world: &World) {
+    fn semantics_35_deregistering_under_local_requests_touches_nothing_after(world: &World) {
         let options = SideOptions { mr_len: 256 << 10, ..Default::default() };
         let (mut a, mut b) = connected(world, &options, &Connection::default());
         in_parts(world);
@@ -319,7 +320,7 @@ on_every_fabric! {
         canaries(world);
     }
 
-    fn local_violations_fail_at_home_and_send_nothing(world: &World) {
+    fn semantics_09_a_bad_local_key_fails_at_home_and_sends_nothing(world: &World) {
         let (mut a, mut b) = sides(world);
         world.plant_canaries();
         let readonly = guarded(&a, 0, 4096, 0);
@@ -354,7 +355,7 @@ on_every_fabric! {
         canaries(world);
     }
 
-    fn a_bad_receive_fails_on_both_sides(world: &World) {
+    fn semantics_08_a_receive_with_a_bad_lkey_fails_on_both_sides(world: &World) {
         let (mut a, mut b) = sides(world);
         world.plant_canaries();
         let readonly = guarded(&b, 0, 4096, 0);
@@ -381,7 +382,7 @@ on_every_fabric! {
         canaries(world);
     }
 
-    fn a_receive_that_is_too_small_fails_on_both_sides(world: &World) {
+    fn semantics_07_receive_buffer_too_small(world: &World) {
         let (mut a, mut b) = connected(world, &SideOptions { mr_len: 256 << 10, ..Default::default() }, &Connection::default());
         world.plant_canaries();
         for (size, room) in [(1, 0), (101, 100), (5000, 4999), (200_000, 100_000)] {
@@ -400,7 +401,7 @@ on_every_fabric! {
         canaries(world);
     }
 
-    fn a_dead_context_is_out_of_reach(world: &World) {
+    fn semantics_42_a_dead_context_is_out_of_reach_and_its_peers_get_errors(world: &World) {
         in_parts(world);
         world.plant_canaries();
         for steps in [0, 1, 2, 3, 5, 8, 13, 40] {

@@ -128,7 +128,7 @@ fn an_acknowledgement_completes_what_it_stands_for_and_no_more() {
 }
 
 #[test]
-fn a_peer_killed_in_the_middle_of_a_message_means_retry_exceeded_and_never_success() {
+fn semantics_15_a_peer_killed_in_the_middle_of_a_message() {
     for opcode in [send::WRITE, send::SEND, send::WRITE_IMM] {
         for after in [1, 1000, 65_536, 131_073, 299_999] {
             let (world, _watchdog) = pair();
@@ -322,7 +322,7 @@ fn a_link_that_stays_down_too_long_ends_the_qp_and_a_new_one_finds_the_peer_agai
 }
 
 #[test]
-fn a_timeout_of_zero_waits_for_ever() {
+fn semantics_15_a_timeout_of_zero_means_for_ever() {
     let (world, _watchdog) = pair();
     let (mut a, b) = connected(
         &world,
@@ -429,7 +429,7 @@ fn over_tcp_a_peer_that_dies_means_retry_exceeded_and_one_that_returns_is_found_
 }
 
 #[test]
-fn an_unreachable_gid_runs_the_timer_out() {
+fn semantics_15_an_unreachable_gid_runs_the_timer_out() {
     for kind in [Kind::Loopback, Kind::Pair, Kind::Tcp] {
         let world = World::new(kind);
         let _watchdog = Watchdog::new("unreachable", Duration::from_secs(60));

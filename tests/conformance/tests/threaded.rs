@@ -174,7 +174,7 @@ fn no_post_of_uc_or_ud_is_missed() {
 }
 
 #[test]
-fn no_event_is_lost_by_a_process_that_sleeps() {
+fn semantics_24_no_event_is_lost_by_a_process_that_sleeps() {
     for kind in [Kind::Loopback, Kind::Pair, Kind::Tcp] {
         ping_pong(kind, Duration::from_micros(30), 1000, sleep);
     }

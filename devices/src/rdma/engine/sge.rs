@@ -64,6 +64,16 @@ pub(super) fn resolve<'a>(
     Ok(())
 }
 
+/// Whether who posted a message in flight may access all of its SGEs.
+pub(super) fn check_message(
+    memory: &Memory,
+    qp: &Qp,
+    message: &Message,
+    needed: u32,
+) -> Result<(), Fault> {
+    of(&qp.transport.requester, message).try_for_each(|one| check(memory, qp.scope(), one, needed))
+}
+
 /// Pushes the segments of a part of a message in flight.
 pub(super) fn resolve_message(
     memory: &Memory,

@@ -30,7 +30,7 @@ enum Sent {
 pub(super) fn step(qp: &mut Qp, env: &mut Env<'_>, fabric: &mut dyn Fabric) -> Step {
     let (mut messages, mut bytes) = (0, 0);
     let step = loop {
-        if messages >= unacked::ROUND_MESSAGES || bytes >= unacked::ROUND_BYTES {
+        if bytes >= unacked::ROUND_BYTES {
             break Step::Worked;
         }
         let message = match qp.transport.requester.messages.front() {
@@ -42,6 +42,10 @@ pub(super) fn step(qp: &mut Qp, env: &mut Env<'_>, fabric: &mut dyn Fabric) -> S
                 }
                 if qp.state != QpState::Rts || unacked::next(qp, env).is_none() {
                     break Step::Idle;
+                }
+                // Here, so that what was taken is sent too: a frame left behind would be a batch of its own.
+                if messages >= unacked::ROUND_MESSAGES {
+                    break Step::Worked;
                 }
                 requester::take(qp, env);
                 messages += 1;
@@ -80,6 +84,14 @@ pub(super) fn step(qp: &mut Qp, env: &mut Env<'_>, fabric: &mut dyn Fabric) -> S
     }
 }
 
+/// Gives the message under way up, unless something is wrong with it at home: that is told whatever becomes of links.
+fn give_up(qp: &Qp, env: &Env<'_>, message: &Message) -> Sent {
+    match sge::check_message(env.memory, qp, message, LOCAL_READ) {
+        Ok(()) => Sent::GivenUp,
+        Err(fault) => Sent::Failed(fault),
+    }
+}
+
 /// The message under way is over.
 fn finish(qp: &mut Qp) {
     let requester = &mut qp.transport.requester;
@@ -94,13 +106,13 @@ fn transmit(qp: &mut Qp, env: &mut Env<'_>, fabric: &mut dyn Fabric, message: &M
         return Sent::Failed((status, vendor));
     }
     let Some(peer) = qp.transport.peer.filter(|peer| fabric.is_up(*peer)) else {
-        return Sent::GivenUp;
+        return give_up(qp, env, message);
     };
     if !fabric.can_send(peer) {
         return if unacked::waits(qp, env) {
             Sent::Full
         } else {
-            Sent::GivenUp
+            give_up(qp, env, message)
         };
     }
     let sends = matches!(message.opcode, send_opcode::SEND | send_opcode::SEND_IMM);
@@ -153,7 +165,7 @@ fn transmit(qp: &mut Qp, env: &mut Env<'_>, fabric: &mut dyn Fabric, message: &M
             last,
         },
         Err(SendError::Full) if unacked::waits(qp, env) => Sent::Full,
-        Err(_) => Sent::GivenUp,
+        Err(_) => give_up(qp, env, message),
     }
 }
 
@@ -235,4 +247,32 @@ pub(super) fn complete(qp: &mut Qp, env: &mut Env<'_>, header: &FrameHeader) {
         completion::received(qp, env, &receive, &incoming);
     }
     responder::finish(qp, env, incoming.msg_len);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::test_utils::*;
+    use super::*;
+    use crate::rdma::objects::QpKind;
+
+    #[test]
+    fn a_round_sends_all_that_it_takes() {
+        let mut node = Node::new();
+        let mut queue = node.queue_with(64);
+        node.qp_mut(&queue).kind = QpKind::Uc;
+        node.connect(&queue, PEER_QPN, |_| {});
+        let post = write(&node, 1, 8);
+        let count = unacked::ROUND_MESSAGES + 5;
+        for _ in 0..count {
+            node.fill_send(&mut queue, &post);
+        }
+        node.set_sq_producer(&queue, count);
+        let (qp, mut env) = node
+            .engine
+            .enter(&mut node.objects, queue.qpn, node.now)
+            .unwrap();
+        assert_eq!(step(qp, &mut env, &mut node.fabric), Step::Worked);
+        assert!(qp.transport.requester.messages.is_empty());
+        assert_eq!(node.fabric.sent.len() as u32, unacked::ROUND_MESSAGES);
+    }
 }

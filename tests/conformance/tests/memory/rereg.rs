@@ -74,7 +74,7 @@ fn rights_pd_and_bytes_change_under_the_key() {
 }
 
 #[test]
-fn a_change_that_is_refused_changes_nothing() {
+fn semantics_41_a_rereg_that_is_refused_changes_nothing() {
     let (world, _watchdog) = watched(Kind::Loopback);
     let (_a, b) = sides(&world);
     let node = b.node.clone();

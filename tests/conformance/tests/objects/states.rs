@@ -46,7 +46,7 @@ fn qp_in(world: &World, to: u8) -> (Side, Side) {
 }
 
 #[test]
-fn the_state_table_is_enforced_and_a_refusal_changes_nothing() {
+fn semantics_20_the_state_table_is_enforced_and_a_refusal_changes_nothing() {
     let (world, _watchdog) = loopback();
     use state::{ERR, INIT, RESET, RTR, RTS, SQD, SQE};
     let all_attributes = mask::EN_SQD_ASYNC

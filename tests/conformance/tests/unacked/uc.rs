@@ -54,7 +54,7 @@ on_every_fabric! {
         assert_eq!(a.node.counters().tx_discarded, 0);
     }
 
-    fn uc_reads_and_atomics_are_not_to_be_had(world: &World) {
+    fn semantics_13_reads_and_atomics_on_uc_fail_at_home(world: &World) {
         for opcode in [send::READ, send::CMP_AND_SWP, send::FETCH_AND_ADD, send::SEND_INV] {
             let (mut a, mut b) = sides(world);
             b.mr.buffer.fill(0xee);
@@ -87,7 +87,7 @@ on_every_fabric! {
         assert!(b.node.events.take_asynchronous().is_empty());
     }
 
-    fn uc_refused_writes_are_dropped_and_the_connection_goes_on(world: &World) {
+    fn semantics_10_refused_writes_on_uc_are_dropped_and_the_connection_goes_on(world: &World) {
         let (mut a, mut b) = sides(world);
         b.mr.buffer.fill(0xee);
         let sges = [a.mr.sge(0, 100)];
@@ -122,7 +122,7 @@ on_every_fabric! {
         assert_eq!((a.state(), b.state()), (state::RTS, state::ERR));
     }
 
-    fn semantics_09_bad_local_key_on_uc(world: &World) {
+    fn semantics_09_a_bad_local_key_on_uc(world: &World) {
         let (mut a, mut b) = sides(world);
         b.recv(1, 0, 100);
         let bad = [Sge { lkey: a.mr.key ^ 0x100, ..a.mr.sge(0, 8) }];
@@ -136,7 +136,7 @@ on_every_fabric! {
         assert_eq!((a.state(), b.state()), (state::SQE, state::RTS));
     }
 
-    fn semantics_01_uc_completions_come_in_order(world: &World) {
+    fn semantics_01_completions_come_in_the_order_of_posting_on_uc(world: &World) {
         let (mut a, mut b) = sides(world);
         for n in 0..40 {
             b.recv(n, 0, 70_000);
@@ -155,7 +155,7 @@ on_every_fabric! {
         }
     }
 
-    fn uc_drains_in_sqd(world: &World) {
+    fn semantics_21_uc_drains_in_sqd(world: &World) {
         let (mut a, mut b) = sides(world);
         b.recv(1, 0, 200_000);
         b.recv(2, 0, 200_000);
@@ -207,6 +207,28 @@ fn semantics_33_a_lost_middle_drops_the_message_and_the_receive_is_used_again() 
     let cqe = success(&world, &mut b, "the next message");
     assert_eq!((cqe.wr_id, cqe.byte_len), (1, 5), "the receive is reused");
     assert_eq!((a.state(), b.state()), (state::RTS, state::RTS));
+}
+
+#[test]
+fn semantics_09_a_bad_local_key_on_uc_without_a_link() {
+    let _watchdog = Watchdog::new("UC without a link", Duration::from_secs(60));
+    let world = World::new(Kind::Pair);
+    for size in [8, 200_000] {
+        let (mut a, _b) = sides(&world);
+        world.control().cut();
+        let good = [a.mr.sge(0, size)];
+        a.send(&SendWr::signaled(1, send::SEND).with_sges(&good));
+        success(&world, &mut a, "a message without a link");
+        let bad = [Sge {
+            lkey: a.mr.key ^ 0x100,
+            ..good[0]
+        }];
+        a.send(&SendWr::signaled(2, send::SEND).with_sges(&bad));
+        let cqe = world.until("the bad one", || a.poll());
+        assert_eq!((cqe.wr_id, cqe.status), (2, wc::LOC_PROT_ERR));
+        assert_eq!(a.state(), state::SQE);
+        world.control().restore();
+    }
 }
 
 #[test]

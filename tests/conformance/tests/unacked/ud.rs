@@ -66,7 +66,7 @@ on_every_fabric! {
         assert_eq!((sent.lost, sent.tx_discarded, received.rx_discarded), (0, 0, 0));
     }
 
-    fn immediate_inline_and_solicited_datagrams(world: &World) {
+    fn semantics_30_immediate_data_of_a_datagram(world: &World) {
         let (mut a, mut b) = linked(world);
         b.recv(1, 0, 100);
         a.send(&SendWr {
@@ -145,7 +145,7 @@ on_every_fabric! {
         assert_eq!(success(world, &mut b, "all goes on").wr_id, 5);
     }
 
-    fn a_send_that_fails_at_home_leads_to_sqe_and_receives_go_on(world: &World) {
+    fn semantics_09_what_fails_at_home_on_ud_leads_to_sqe_and_receives_go_on(world: &World) {
         let (mut a, mut b) = linked(world);
         let good = [a.mr.sge(0, 8)];
         let bad = [Sge { lkey: a.mr.key ^ 0x100, ..a.mr.sge(0, 8) }];
@@ -182,7 +182,7 @@ on_every_fabric! {
         silence(world, &mut b, SHORT, "something of a failed send arrived");
     }
 
-    fn a_receive_that_cannot_be_used_fails_with_its_qp(world: &World) {
+    fn semantics_08_a_receive_with_a_bad_lkey_on_ud(world: &World) {
         let (mut a, mut b) = linked(world);
         let bad = Sge { lkey: b.mr.key ^ 0x100, ..b.mr.sge(0, 100) };
         b.qp.post_recv(1, &[bad]).expect("room");
@@ -196,7 +196,7 @@ on_every_fabric! {
         assert_eq!((a.state(), b.state()), (state::RTS, state::ERR));
     }
 
-    fn many_datagrams_arrive_in_order(world: &World) {
+    fn semantics_01_datagrams_complete_in_the_order_of_posting(world: &World) {
         let (mut a, mut b) = linked(world);
         let (mut sent, mut done, mut received) = (0u64, 0u64, 0u64);
         for n in 0..32 {

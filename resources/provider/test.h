@@ -1,0 +1,38 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/* What the files of the provider's test share. */
+#ifndef VRDMA_TEST_H
+#define VRDMA_TEST_H
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "vrdma.h"
+
+#define CHECK(what)                                                            \
+	do {                                                                   \
+		if (!(what)) {                                                 \
+			fprintf(stderr, "%s:%d: not so: %s\n", __FILE__,       \
+				__LINE__, #what);                              \
+			exit(1);                                               \
+		}                                                              \
+	} while (0)
+
+/* The device's side of a CQ. */
+struct device_cq {
+	struct vrdma_cq *cq;
+	uint32_t producer;
+};
+
+/* test_rings.c */
+extern struct vrdma_pd test_pd;
+void device_complete(struct device_cq *dev, struct vrdma_qp *qp, uint16_t flags,
+		     uint32_t index, uint64_t wr_id);
+struct vrdma_cq *new_cq(int cqe);
+struct vrdma_qp *new_qp(struct vrdma_cq *cq, struct ibv_qp_cap cap,
+			enum ibv_qp_state state);
+struct virtio_rdma_send_wqe *send_slot(struct vrdma_qp *qp, uint32_t i);
+
+/* test_semantics.c */
+void test_semantics(void);
+
+#endif /* VRDMA_TEST_H */
