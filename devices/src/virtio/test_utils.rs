@@ -208,7 +208,7 @@ impl Driver {
         out
     }
 
-    /// Waits, at most ten seconds, until the device gave `count` chains back.
+    /// Waits, no longer than [`PATIENCE`], until the device gave `count` chains back.
     pub(crate) fn wait_used(&mut self, count: usize) -> Vec<(u32, u32)> {
         let mut out = Vec::new();
         wait_until(|| {
@@ -229,9 +229,12 @@ impl Driver {
     }
 }
 
-/// Waits, at most ten seconds, until `done`.
+/// How long a device's thread may take on a loaded machine.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Waits, no longer than [`PATIENCE`], until `done`.
 pub(crate) fn wait_until(mut done: impl FnMut() -> bool) {
-    let end = Instant::now() + Duration::from_secs(10);
+    let end = Instant::now() + PATIENCE;
     while !done() {
         assert!(Instant::now() < end, "timed out");
         std::thread::sleep(Duration::from_millis(1));

@@ -92,7 +92,7 @@ pub struct Threaded {
 }
 
 /// How long one call into a device may take. Everything it does for a queue is bounded; this is generous for a loaded machine.
-pub const BOUND: Duration = Duration::from_secs(10);
+pub const BOUND: Duration = Duration::from_secs(60);
 
 impl Host {
     /// A device that is stepped.

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use crate::layout::{Cqe, QpAttributes, Sge, access, mask, qp_type, send, state, wc, wqe_flag};
 use crate::node::{Context, Mr, Node, Outcome, QpOptions};
 use crate::rings::{Cq, Qp, SendWr};
-use crate::world::World;
+use crate::world::{QUIET_ROUNDS, World};
 
 /// A process with one QP, a CQ for both its queues, and a region.
 pub struct Side {
@@ -299,10 +299,12 @@ pub fn success(world: &World, side: &mut Side, what: &str) -> Cqe {
     cqe
 }
 
-/// Lets the world go on for so long; no CQE may come.
+/// Lets the world go on for so long, and for some rounds however little time this machine has; no CQE may come.
 pub fn silence(world: &World, side: &mut Side, time: Duration, what: &str) {
     let until = Instant::now() + time;
-    while Instant::now() < until {
+    let mut rounds = 0;
+    while Instant::now() < until || rounds < QUIET_ROUNDS {
+        rounds += 1;
         world.step();
         assert!(side.poll().is_none(), "{what}");
     }

@@ -66,8 +66,14 @@ pub struct World {
     kind: Kind,
 }
 
-/// How long anything that a test waits for may take.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// How long anything that a test waits for may take; generous for a loaded machine.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Rounds in which nothing may come before nothing is to come: time alone says little on a machine that has none for us.
+pub(crate) const QUIET_ROUNDS: u32 = 20;
+
+/// What has not come after this time without work was lost with a link.
+const UNDER_WAY: Duration = Duration::from_secs(3);
 
 /// The GID of the node `n`.
 pub fn gid(n: u8) -> [u8; 16] {
@@ -197,19 +203,49 @@ impl World {
         }
     }
 
-    /// Steps until nothing has happened for a while: whatever was to come has come.
+    /// Steps until nothing has happened for a while and for some rounds: whatever was to come has come.
     pub fn settle(&self) {
         let quiet = match self.kind {
             Kind::Loopback | Kind::Pair => Duration::from_millis(3),
             Kind::Tcp => Duration::from_millis(20),
         };
         let started = Instant::now();
-        let mut last_work = Instant::now();
-        while last_work.elapsed() < quiet && started.elapsed() < PATIENCE {
+        let (mut last_work, mut rounds) = (Instant::now(), 0);
+        let resting = |since: Duration| since >= UNDER_WAY || since >= quiet && !self.under_way();
+        while rounds < QUIET_ROUNDS || !resting(last_work.elapsed()) {
+            assert!(
+                started.elapsed() < PATIENCE,
+                "the devices do not come to rest"
+            );
+            rounds += 1;
             if self.step() {
-                last_work = Instant::now();
+                (last_work, rounds) = (Instant::now(), 0);
             }
         }
+    }
+
+    /// Whether devices that are stepped have yet to find each other, or to take in what was sent, because the host had no time to carry
+    /// it.
+    fn under_way(&self) -> bool {
+        if self.kind != Kind::Tcp {
+            return false;
+        }
+        let (mut missing, mut sent, mut taken) = (0, 0, 0);
+        for node in &self.nodes {
+            let Host::Stepped(_) = &node.host else {
+                return false;
+            };
+            let peers = node
+                .host
+                .with_device(|device| device.stats().snapshot().peers);
+            let up = peers
+                .values()
+                .filter(|peer| peer.links_up > peer.links_lost);
+            missing += (self.nodes.len() - 1).saturating_sub(up.count());
+            sent += peers.values().map(|peer| peer.tx_bytes).sum::<u64>();
+            taken += peers.values().map(|peer| peer.rx_bytes).sum::<u64>();
+        }
+        missing > 0 || sent != taken
     }
 
     /// As [`World::settle`]: the devices have gone to sleep.
@@ -244,7 +280,7 @@ fn tcp() -> Vec<(Box<dyn Fabric>, Arc<Stats>)> {
 
 /// Runs a test in a world of its own, under a watchdog, and looks at what every test must leave behind.
 pub fn run(name: &str, kind: Kind, body: fn(&World)) {
-    let _watchdog = Watchdog::new(&format!("{name} over {kind:?}"), Duration::from_secs(120));
+    let _watchdog = Watchdog::new(&format!("{name} over {kind:?}"));
     // Little enough that canaries in all of it are quickly planted and looked at.
     let options = Options {
         pages: 8192,

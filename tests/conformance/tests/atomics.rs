@@ -91,7 +91,7 @@ on_every_fabric! {
 
 #[test]
 fn semantics_13_opcodes_that_were_not_negotiated_fail_at_home() {
-    let _watchdog = Watchdog::new("no atomics", std::time::Duration::from_secs(60));
+    let _watchdog = Watchdog::new("no atomics");
     let options = Options {
         features: feature::USER_DOORBELL,
         pages: 8192,

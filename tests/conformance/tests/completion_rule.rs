@@ -3,7 +3,8 @@
 
 use std::time::{Duration, Instant};
 
-use conformance::layout::{access, send, state, wc, wqe_flag};
+use conformance::layout::{access, qp_type, send, state, wc, wqe_flag};
+use conformance::node::{Node, QpOptions};
 use conformance::random::payload;
 use conformance::rings::SendWr;
 use conformance::side::{
@@ -13,12 +14,10 @@ use conformance::watchdog::Watchdog;
 use conformance::world::{Kind, Options, World, node, tcp_fabric};
 use devices::rdma::fabric::frame::kind;
 use devices::rdma::fabric::pair::Side::{Left, Right};
+use devices::rdma::stats::{PeerSnapshot, Stats};
 
 fn pair() -> (World, Watchdog) {
-    (
-        World::new(Kind::Pair),
-        Watchdog::new("completion rule", Duration::from_secs(60)),
-    )
+    (World::new(Kind::Pair), Watchdog::new("completion rule"))
 }
 
 /// 4.096 us * 2^12 * (1 + 3): 67 ms.
@@ -91,14 +90,18 @@ fn an_acknowledgement_completes_what_it_stands_for_and_no_more() {
     // The second message is sent before the acknowledgement of the first comes, and is held back before the peer.
     for dies in [false, true] {
         let (world, _watchdog) = pair();
-        let (mut a, b) = connected(&world, &SideOptions::default(), &SOON);
+        let late = Connection {
+            timeout: 15,
+            ..SOON
+        };
+        let (mut a, b) = connected(&world, &SideOptions::default(), &late);
         let control = world.control();
         let write = |wr_id: u64, data: &'static [u8; 8]| {
             SendWr::signaled(wr_id, send::WRITE)
                 .with_inline(data)
                 .at(&b.mr, 8 * wr_id)
         };
-        control.delay(Left, Duration::from_millis(30));
+        control.hold(Left, kind::ACK);
         a.send(&write(1, &[1; 8]));
         world.until("the first is placed", || {
             (b.mr.read(8, 8) == [1; 8]).then_some(())
@@ -110,6 +113,7 @@ fn an_acknowledgement_completes_what_it_stands_for_and_no_more() {
             (control.in_flight(Right) >= 2).then_some(())
         });
         assert!(a.poll().is_none(), "no acknowledgement has come yet");
+        control.release(Left);
         assert_eq!(success(&world, &mut a, "the first").wr_id, 1);
         let time = Duration::from_millis(30);
         silence(&world, &mut a, time, "a CQE of what is not placed");
@@ -364,7 +368,7 @@ fn a_peer_that_holds_the_acknowledgement_but_answers_is_not_lost() {
 
 #[test]
 fn over_tcp_a_peer_that_dies_means_retry_exceeded_and_one_that_returns_is_found_again() {
-    let _watchdog = Watchdog::new("tcp peer", Duration::from_secs(60));
+    let _watchdog = Watchdog::new("tcp peer");
     let options = Options {
         pages: 8192,
         ..Default::default()
@@ -429,10 +433,61 @@ fn over_tcp_a_peer_that_dies_means_retry_exceeded_and_one_that_returns_is_found_
 }
 
 #[test]
+fn over_tcp_the_first_message_may_come_with_the_route_that_it_needs() {
+    let _watchdog = Watchdog::new("first message");
+    let options = Options::default();
+    for qp_type in [qp_type::RC, qp_type::UC] {
+        let (left, left_stats, address) = tcp_fabric(&[]);
+        let (right, right_stats, _) = tcp_fabric(&[address]);
+        let (far_stats, near_stats) = (left_stats.clone(), right_stats.clone());
+        let far = node(0, left, left_stats, &options);
+        let near = node(1, right, right_stats, &options);
+        let world = World::of(vec![near.clone(), far.clone()], Kind::Tcp);
+        let qp = QpOptions {
+            kind: qp_type,
+            ..Default::default()
+        };
+        let sides = SideOptions {
+            qp,
+            ..Default::default()
+        };
+        let (mut a, mut b) = connected(&world, &sides, &SOON);
+        b.recv(1, 0, 8);
+        let started = Instant::now();
+        let alone = |node: &Node, stats: &Stats, done: fn(&PeerSnapshot) -> bool| {
+            while !stats.snapshot().peers.values().any(done) {
+                assert!(started.elapsed() < Duration::from_secs(60), "no link");
+                for _ in 0..100 {
+                    node.host.step();
+                }
+            }
+        };
+        // The near side says HELLO, and sees no answer before the far side has the link in use and has said what its GIDs are.
+        while far_stats.snapshot().peers.is_empty() {
+            near.host.step();
+            for _ in 0..200 {
+                far.host.step();
+            }
+        }
+        alone(&far, &far_stats, |peer| {
+            peer.links_up == 1 && peer.tx_frames > 0
+        });
+        // The near side's GIDs and its first message leave before the far side looks again.
+        alone(&near, &near_stats, |peer| peer.rx_frames > 0);
+        a.send(&SendWr::signaled(7, send::SEND).with_inline(&[1; 8]));
+        alone(&near, &near_stats, |peer| peer.tx_frames > 1);
+        assert_eq!(success(&world, &mut b, "the message").wr_id, 1);
+        assert_eq!(success(&world, &mut a, "its completion").wr_id, 7);
+        assert_eq!(far.counters().rx_discarded, 0, "QP type {qp_type}");
+        assert_eq!(near.counters().retries, 0, "QP type {qp_type}");
+    }
+}
+
+#[test]
 fn semantics_15_an_unreachable_gid_runs_the_timer_out() {
     for kind in [Kind::Loopback, Kind::Pair, Kind::Tcp] {
         let world = World::new(kind);
-        let _watchdog = Watchdog::new("unreachable", Duration::from_secs(60));
+        let _watchdog = Watchdog::new("unreachable");
         let (mut a, b) = connected(&world, &SideOptions::default(), &SOON);
         to_state(&a.node, &a.qp, state::RESET).expect("RESET");
         a.qp.reset_indices();
@@ -448,7 +503,7 @@ fn semantics_15_an_unreachable_gid_runs_the_timer_out() {
 fn a_qp_that_is_not_there_or_not_ready_counts_as_silence() {
     for kind in [Kind::Loopback, Kind::Pair, Kind::Tcp] {
         let world = World::new(kind);
-        let _watchdog = Watchdog::new("no QP", Duration::from_secs(60));
+        let _watchdog = Watchdog::new("no QP");
         // Destroyed.
         let (mut a, b) = connected(&world, &SideOptions::default(), &SOON);
         b.node.destroy_qp(b.context, b.qp.qpn).expect("DESTROY_QP");

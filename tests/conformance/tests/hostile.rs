@@ -33,7 +33,7 @@ fn world(kind: Kind, threads: Option<Duration>) -> World {
 /// Attacks anew from seed after seed until the time is over.
 fn rounds(what: &str, seconds: u64, mut one: impl FnMut(u64)) {
     let time = duration(seconds);
-    let _watchdog = Watchdog::new(what, time + Duration::from_secs(120));
+    let _watchdog = Watchdog::lasting(what, time);
     let (until, first) = (Instant::now() + time, seed(1));
     let mut n = 0;
     while Instant::now() < until {
@@ -141,7 +141,7 @@ impl Drop for StopOnDrop<'_> {
 #[test]
 fn rings_that_change_while_the_device_reads_them_harm_nobody() {
     let time = duration(4);
-    let _watchdog = Watchdog::new("threaded", time + Duration::from_secs(120));
+    let _watchdog = Watchdog::lasting("threaded", time);
     for kind in [Kind::Loopback, Kind::Tcp] {
         let world = world(kind, Some(Duration::from_micros(50)));
         let mut victim = Victim::new(&world);

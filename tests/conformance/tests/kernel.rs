@@ -1,7 +1,5 @@
 //! What only the kernel may do: its own queues, and the region over all DMA addresses.
 
-use std::time::Duration;
-
 use conformance::layout::{RegMr, Sge, Status, access, send, wc};
 use conformance::memory::PAGE;
 use conformance::node::{KERNEL, Mr};
@@ -17,7 +15,7 @@ const LOCAL: u32 = access::LOCAL_WRITE;
 const REMOTE: u32 = access::LOCAL_WRITE | access::REMOTE_WRITE | access::REMOTE_READ;
 
 fn watchdog() -> Watchdog {
-    Watchdog::new("kernel", Duration::from_secs(60))
+    Watchdog::new("kernel")
 }
 
 /// A user of the kernel on each node, connected.

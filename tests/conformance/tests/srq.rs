@@ -2,7 +2,6 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::time::Duration;
 
 use conformance::layout::{Cqe, Status, event, send, state, wc, wc_opcode};
 use conformance::node::{Context, Mr, Node, QpOptions};
@@ -394,7 +393,7 @@ fn begun(world: &World, server: &mut Server) -> Side {
 
 #[test]
 fn a_message_in_progress_holds_its_receive_and_flushes_it() {
-    let _watchdog = Watchdog::new("in progress", Duration::from_secs(60));
+    let _watchdog = Watchdog::new("in progress");
     let world = World::new(Kind::Pair);
     let mut server = Server::new(world.b(), 4);
     let _client = begun(&world, &mut server);
@@ -417,7 +416,7 @@ fn a_message_in_progress_holds_its_receive_and_flushes_it() {
 
 #[test]
 fn a_receive_held_by_a_queue_pair_that_goes_serves_another() {
-    let _watchdog = Watchdog::new("given back", Duration::from_secs(60));
+    let _watchdog = Watchdog::new("given back");
     for how in ["destroyed", "reset"] {
         let world = World::new(Kind::Pair);
         let mut server = Server::new(world.b(), 4);
@@ -445,7 +444,7 @@ fn a_receive_held_by_a_queue_pair_that_goes_serves_another() {
 
 #[test]
 fn a_region_that_goes_is_not_written_through_a_shared_receive() {
-    let _watchdog = Watchdog::new("deregistered", Duration::from_secs(60));
+    let _watchdog = Watchdog::new("deregistered");
     let world = World::new(Kind::Pair);
     let mut server = Server::new(world.b(), 4);
     let mut client = begun(&world, &mut server);
@@ -468,7 +467,7 @@ fn a_region_that_goes_is_not_written_through_a_shared_receive() {
 
 #[test]
 fn sixty_four_connections_and_several_processes() {
-    let _watchdog = Watchdog::new("64 QPs", Duration::from_secs(60));
+    let _watchdog = Watchdog::new("64 QPs");
     let world = World::new(Kind::Loopback);
     let mut servers: Vec<Server> = (0..3).map(|_| Server::new(world.b(), 64)).collect();
     for server in &mut servers {
@@ -518,7 +517,7 @@ fn sixty_four_connections_and_several_processes() {
 
 #[test]
 fn the_end_of_a_context_ends_its_shared_queues_too() {
-    let _watchdog = Watchdog::new("context", Duration::from_secs(60));
+    let _watchdog = Watchdog::new("context");
     let world = World::new(Kind::Loopback);
     let mut server = Server::new(world.b(), 4);
     let mut client = server.client(

@@ -211,12 +211,13 @@ pub fn result(machine: &Machine, index: usize) -> u32 {
     machine.memory().read_obj(GuestAddress(at)).unwrap()
 }
 
+/// How long a guest may take; generous for a loaded machine, and for a KVM that interprets.
+pub const PATIENCE: Duration = Duration::from_secs(120);
+
 /// Runs `machine` to its end.
 pub fn finish(machine: &Machine) -> Outcome {
     machine.resume();
-    let outcome = machine
-        .outcome()
-        .wait(Some(Instant::now() + Duration::from_secs(20)));
+    let outcome = machine.outcome().wait(Some(Instant::now() + PATIENCE));
     machine.end();
     outcome
 }

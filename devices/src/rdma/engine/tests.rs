@@ -51,7 +51,7 @@ impl Two {
 
     /// Polls both until neither has work for a while, or `enough` says so.
     fn run_until(&mut self, mut enough: impl FnMut(&mut Self) -> bool) {
-        let end = Instant::now() + Duration::from_secs(20);
+        let end = Instant::now() + Duration::from_secs(60);
         while !enough(self) {
             assert!(Instant::now() < end, "nothing comes of it");
             let worked = self.left.poll() | self.right.poll();

@@ -6,7 +6,7 @@ use std::os::unix::net::UnixDatagram;
 use std::time::Duration;
 
 use super::*;
-use crate::virtio::test_utils::{Driver, R, W, wait_until};
+use crate::virtio::test_utils::{Driver, PATIENCE, R, W, wait_until};
 
 /// A datagram socket keeps frames apart, as a cable does.
 struct Socket(UnixDatagram);
@@ -39,8 +39,7 @@ impl Fixture {
     fn new() -> Self {
         let (ours, peer) = UnixDatagram::pair().unwrap();
         ours.set_nonblocking(true).unwrap();
-        peer.set_read_timeout(Some(Duration::from_secs(10)))
-            .unwrap();
+        peer.set_read_timeout(Some(PATIENCE)).unwrap();
         let mut net = Net::new(MAC, Some(9000), Box::new(Socket(ours))).unwrap();
         let queues = Driver::queues(&QUEUE_SIZES);
         net.activate(Driver::activation(&queues, 0)).unwrap();

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::packet::{HEADER, HOST_CID, Header, SHUTDOWN_RECEIVE, SHUTDOWN_SEND, TYPE_STREAM, op};
 use super::*;
-use crate::virtio::test_utils::{Driver, R, TempDir, W};
+use crate::virtio::test_utils::{Driver, PATIENCE, R, TempDir, W};
 
 const CID: u64 = 5;
 const RX_BYTES: u32 = 4096;
@@ -40,7 +40,7 @@ impl Fixture {
     }
     fn call(&self) -> UnixStream {
         let s = UnixStream::connect(self.dir.0.join("v")).unwrap();
-        s.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        s.set_read_timeout(Some(PATIENCE)).unwrap();
         s
     }
     fn send(&mut self, header: Header, data: &[u8]) {

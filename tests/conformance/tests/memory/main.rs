@@ -4,8 +4,6 @@ mod fast;
 mod rereg;
 mod windows;
 
-use std::time::Duration;
-
 use conformance::layout::{Cqe, send, wc};
 use conformance::node::KERNEL;
 use conformance::rings::SendWr;
@@ -16,10 +14,7 @@ use conformance::world::{Kind, World};
 const EVERY: [Kind; 3] = [Kind::Loopback, Kind::Pair, Kind::Tcp];
 
 fn watched(kind: Kind) -> (World, Watchdog) {
-    (
-        World::new(kind),
-        Watchdog::new("memory", Duration::from_secs(60)),
-    )
+    (World::new(kind), Watchdog::new("memory"))
 }
 
 /// A user of the kernel on each node, connected.

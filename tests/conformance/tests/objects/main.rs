@@ -7,17 +7,12 @@ mod regions;
 mod srq;
 mod states;
 
-use std::time::Duration;
-
 use conformance::layout::{RegMr, access};
 use conformance::watchdog::Watchdog;
 use conformance::world::{Kind, World};
 
 fn loopback() -> (World, Watchdog) {
-    (
-        World::new(Kind::Loopback),
-        Watchdog::new("objects", Duration::from_secs(120)),
-    )
+    (World::new(Kind::Loopback), Watchdog::new("objects"))
 }
 
 /// A request for a region with every right and an address that is at no boundary; its list is still empty.

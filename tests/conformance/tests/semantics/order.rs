@@ -91,7 +91,7 @@ on_every_fabric! {
 /// The answer of a READ or atomic is held back: a fenced SEND waits for it, one that is not fenced does not.
 #[test]
 fn semantics_03_a_fence_waits_for_reads_and_atomics_and_only_a_fence_does() {
-    let _watchdog = Watchdog::new("fence", std::time::Duration::from_secs(60));
+    let _watchdog = Watchdog::new("fence");
     for (opcode, answer) in [
         (send::READ, frame::READ_DATA),
         (send::FETCH_AND_ADD, frame::ATOMIC_DATA),

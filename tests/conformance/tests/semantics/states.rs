@@ -174,7 +174,7 @@ on_every_fabric! {
 /// An address that goes takes nobody's queue along for ever, and its return is enough.
 #[test]
 fn semantics_44_no_qp_is_stuck_when_an_address_goes_and_comes_back() {
-    let _watchdog = Watchdog::new("addresses", Duration::from_secs(60));
+    let _watchdog = Watchdog::new("addresses");
     let connection = Connection {
         timeout: 12,
         retry_cnt: 3,

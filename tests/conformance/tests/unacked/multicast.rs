@@ -121,7 +121,7 @@ on_every_fabric! {
 
 #[test]
 fn groups_are_bounded() {
-    let _watchdog = Watchdog::new("groups", Duration::from_secs(60));
+    let _watchdog = Watchdog::new("groups");
     let world = World::new(Kind::Loopback);
     let side = datagram_side(world.a());
     let limit = side.node.limits().max_mcast_grp;
@@ -149,7 +149,7 @@ fn groups_are_bounded() {
 /// Three devices in a full mesh: every one of them hears every other.
 #[test]
 fn multicast_reaches_all_peers_of_the_fabric() {
-    let _watchdog = Watchdog::new("three nodes", Duration::from_secs(60));
+    let _watchdog = Watchdog::new("three nodes");
     let (first, first_stats, at_first) = tcp_fabric(&[]);
     let (second, second_stats, at_second) = tcp_fabric(&[at_first]);
     let (third, third_stats, _) = tcp_fabric(&[at_first, at_second]);

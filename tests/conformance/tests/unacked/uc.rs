@@ -179,7 +179,7 @@ on_every_fabric! {
 /// A link is lost in the middle of a message: neither a completion at the receiver nor a receive is lost, and what follows arrives.
 #[test]
 fn semantics_33_a_lost_middle_drops_the_message_and_the_receive_is_used_again() {
-    let _watchdog = Watchdog::new("lost middle", Duration::from_secs(60));
+    let _watchdog = Watchdog::new("lost middle");
     let world = World::new(Kind::Pair);
     let (mut a, mut b) = sides(&world);
     b.recv(1, 0, 250_000);
@@ -211,7 +211,7 @@ fn semantics_33_a_lost_middle_drops_the_message_and_the_receive_is_used_again() 
 
 #[test]
 fn semantics_09_a_bad_local_key_on_uc_without_a_link() {
-    let _watchdog = Watchdog::new("UC without a link", Duration::from_secs(60));
+    let _watchdog = Watchdog::new("UC without a link");
     let world = World::new(Kind::Pair);
     for size in [8, 200_000] {
         let (mut a, _b) = sides(&world);
@@ -233,7 +233,7 @@ fn semantics_09_a_bad_local_key_on_uc_without_a_link() {
 
 #[test]
 fn a_uc_peer_that_takes_nothing_in_costs_messages_and_not_the_device() {
-    let _watchdog = Watchdog::new("UC full", Duration::from_secs(60));
+    let _watchdog = Watchdog::new("UC full");
     let world = World::new(Kind::Pair);
     let (mut a, mut b) = sides(&world);
     world.control().hold(Wire::Right, kind::SEND);

@@ -293,6 +293,10 @@ impl TcpFabric {
             match link.receive.advance(peer, sink, stats) {
                 Ok(Input::Control(header)) => {
                     self.control(slot, &header, sink);
+                    if matches!(header.kind, kind::GID_ADD | kind::GID_DEL) {
+                        // What comes behind it may count on the new routes, which the device follows between polls.
+                        return (true, true);
+                    }
                     continue;
                 }
                 Ok(Input::Wanting) => (),
@@ -320,7 +324,8 @@ impl TcpFabric {
                     bytes += count;
                     link.heard = self.now;
                     link.received += count as u64;
-                    link.pinged = None;
+                    // What is asked is answered: it is asked again when its time comes, not when the answer would have been overdue.
+                    self.maintenance_due |= link.pinged.take().is_some();
                     // A socket with an end to tell is read until it tells it.
                     link.readable = !drained || link.closing;
                     if let Some(stats) = stats {

@@ -227,15 +227,15 @@ fn who_says_nothing_is_asked_and_then_lost() {
 fn an_idle_link_stays_up_by_pings() {
     let (mut left, mut right) = linked_with(|config| {
         config.timing.ping = Duration::from_millis(30);
-        config.timing.loss = Duration::from_millis(400);
+        // Longer than this machine may leave the test without time between question and answer.
+        config.timing.loss = PATIENCE;
     });
-    let start = Instant::now();
-    run(&mut [&mut left, &mut right], |_| {
-        start.elapsed() > Duration::from_millis(900)
+    // Each is asked and answers: the link is never silent for long.
+    run(&mut [&mut left, &mut right], |nodes| {
+        nodes.iter().all(|node| node.counters().rx_frames > 20)
     });
     assert!(left.linked() && right.linked());
     assert_eq!(left.counters().links_up, 1);
-    assert!(left.counters().tx_frames > 5);
 }
 
 #[test]

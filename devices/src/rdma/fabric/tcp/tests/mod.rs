@@ -7,6 +7,7 @@ mod peers;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
 use super::hello::Hello;
@@ -17,11 +18,15 @@ use crate::rdma::fabric::{Fabric, PeerId, SendError};
 use crate::rdma::stats::{PeerSnapshot, Stats};
 
 /// How long anything may take before a test fails.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 
+/// Listens on an address that no other test has, so that nobody takes the port when a test gives it up for a while.
 fn any_port() -> TcpConfig {
+    static NEXT: AtomicU8 = AtomicU8::new(1);
+    let [.., a, b] = std::process::id().to_be_bytes();
+    let host = [127, 128 | a, b, NEXT.fetch_add(1, Ordering::Relaxed)];
     TcpConfig {
-        listen: Some("127.0.0.1:0".parse().unwrap()),
+        listen: Some(SocketAddr::from((host, 0))),
         ..TcpConfig::new().unwrap()
     }
 }
