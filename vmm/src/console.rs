@@ -4,8 +4,9 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, FromRawFd};
-use std::sync::Arc;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
+use std::time::Duration;
 
 use api::SerialConfig;
 use devices::legacy::SerialConsole;
@@ -16,58 +17,110 @@ const STACK: usize = 128 << 10;
 /// Ctrl-A, the key that makes the next one a command to us: `x` ends the machine, Ctrl-A sends the key itself.
 const ESCAPE: u8 = 1;
 
-/// Where the guest's console output goes. What does not end a line is held back until it does, or until the writer has 1 KiB:
-/// the guest writes single bytes, and each would cost a system call.
-pub struct Sink {
-    file: Option<File>,
-    held: Vec<u8>,
-    interactive: bool,
-}
+/// Where the guest's console output goes. The guest writes single bytes, and each would cost a system call: they are held back
+/// until their line ends, there is 1 KiB of them, or [`LULL`] went by, so that a prompt shows as well.
+pub struct Sink(Option<Arc<Output>>);
 
 const HOLD: usize = 1 << 10;
+/// How long a line without an end is held back: too short for whoever reads it to notice.
+const LULL: Duration = Duration::from_millis(20);
+
+/// Shared by the guest's end, which fills it, and the thread that looks for what was left there.
+struct Output {
+    held: Mutex<Held>,
+    filled: Condvar,
+}
+
+struct Held {
+    file: File,
+    bytes: Vec<u8>,
+    /// The thread waits to be told of the next byte. While it looks by itself, nobody tells it: that is a system call too.
+    idle: bool,
+    closed: bool,
+}
+
+impl Held {
+    /// What cannot be written is lost: keeping it would take memory without end.
+    fn write_out(&mut self) -> io::Result<()> {
+        let result = self.file.write_all(&self.bytes);
+        self.bytes.clear();
+        result
+    }
+}
+
+impl Output {
+    fn lock(&self) -> MutexGuard<'_, Held> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Writes what stays, until the sink is closed.
+    fn follow(&self) {
+        let mut held = self.lock();
+        loop {
+            held.idle = true;
+            held = self
+                .filled
+                .wait_while(held, |held| held.bytes.is_empty() && !held.closed)
+                .unwrap_or_else(PoisonError::into_inner);
+            held.idle = false;
+            (held, _) = self
+                .filled
+                .wait_timeout_while(held, LULL, |held| !held.closed)
+                .unwrap_or_else(PoisonError::into_inner);
+            if let Err(error) = held.write_out() {
+                log::debug!("console output: {error}");
+            }
+            if held.closed {
+                return;
+            }
+        }
+    }
+}
 
 impl Sink {
     /// Opens what `config` names.
     ///
     /// # Errors
-    /// When the file cannot be made.
+    /// When the file cannot be made, or the host gives no thread.
     pub fn open(config: &SerialConfig) -> io::Result<Self> {
         let file = match config {
-            SerialConfig::Off => None,
+            SerialConfig::Off => return Ok(Self(None)),
             // SAFETY: descriptor 1 is our standard output; the duplicate is owned by the new file alone.
-            SerialConfig::Stdio => Some(unsafe { File::from_raw_fd(dup(1)?) }),
-            SerialConfig::File(path) => Some(
-                OpenOptions::new()
-                    .write(true)
-                    .create(true)
-                    .truncate(true)
-                    .open(path)?,
-            ),
+            SerialConfig::Stdio => unsafe { File::from_raw_fd(dup(1)?) },
+            SerialConfig::File(path) => OpenOptions::new()
+                .write(true)
+                .create(true)
+                .truncate(true)
+                .open(path)?,
         };
-        Ok(Self {
-            interactive: *config == SerialConfig::Stdio && is_terminal(1),
-            file,
-            held: Vec::new(),
-        })
-    }
-
-    fn write_held(&mut self) -> io::Result<()> {
-        match &mut self.file {
-            Some(file) => file.write_all(&self.held)?,
-            None => return Ok(()),
-        }
-        self.held.clear();
-        Ok(())
+        let output = Arc::new(Output {
+            held: Mutex::new(Held {
+                file,
+                bytes: Vec::new(),
+                idle: false,
+                closed: false,
+            }),
+            filled: Condvar::new(),
+        });
+        let followed = output.clone();
+        thread::Builder::new()
+            .name("console-out".into())
+            .stack_size(STACK)
+            .spawn(move || followed.follow())?;
+        Ok(Self(Some(output)))
     }
 }
 
 impl Write for Sink {
     fn write(&mut self, data: &[u8]) -> io::Result<usize> {
-        if self.file.is_some() {
-            self.held.extend_from_slice(data);
-            let whole = data.contains(&b'\n') || self.held.len() >= HOLD;
-            if self.interactive || whole {
-                self.write_held()?;
+        if let Some(output) = &self.0 {
+            let mut held = output.lock();
+            held.bytes.extend_from_slice(data);
+            if data.contains(&b'\n') || held.bytes.len() >= HOLD {
+                held.write_out()?;
+            } else if held.idle {
+                held.idle = false;
+                output.filled.notify_one();
             }
         }
         Ok(data.len())
@@ -81,7 +134,13 @@ impl Write for Sink {
 
 impl Drop for Sink {
     fn drop(&mut self) {
-        let _ = self.write_held();
+        if let Some(output) = &self.0 {
+            let mut held = output.lock();
+            // Nobody is left to tell.
+            let _ = held.write_out();
+            held.closed = true;
+            output.filled.notify_one();
+        }
     }
 }
 
@@ -212,6 +271,9 @@ impl Keys {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+    use std::time::Instant;
+
     use super::*;
 
     #[test]
@@ -223,16 +285,51 @@ mod tests {
         assert_eq!(keys.take(&[b'd', ESCAPE, b'x', b'e']), (vec![b'd'], true));
     }
 
+    /// Waits until the file holds `wanted`.
+    fn wait_for(path: &Path, wanted: &[u8]) {
+        let end = Instant::now() + Duration::from_secs(60);
+        while std::fs::read(path).unwrap() != wanted {
+            assert!(Instant::now() < end, "{:?}", std::fs::read(path).unwrap());
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+
     #[test]
-    fn the_file_gets_every_byte_in_the_end() {
+    fn a_prompt_shows_without_an_end_of_its_line() {
+        let path = std::env::temp_dir().join(format!("longarm-prompt-{}", std::process::id()));
+        let mut sink = Sink::open(&SerialConfig::File(path.clone())).unwrap();
+        let mut wanted = Vec::new();
+        // The second and third time the thread that looks has been idle.
+        for text in ["login: ", "user\nPassword: ", "\n# "] {
+            for byte in text.bytes() {
+                sink.write_all(&[byte]).unwrap();
+            }
+            wanted.extend(text.bytes());
+            wait_for(&path, &wanted);
+        }
+        std::fs::remove_file(path).unwrap();
+    }
+
+    #[test]
+    fn the_file_has_every_byte_when_the_sink_is_gone() {
         let path = std::env::temp_dir().join(format!("longarm-console-{}", std::process::id()));
         let mut sink = Sink::open(&SerialConfig::File(path.clone())).unwrap();
         for b in b"line\nrest" {
             sink.write_all(&[*b]).unwrap();
         }
-        assert_eq!(std::fs::read(&path).unwrap(), b"line\n");
         drop(sink);
         assert_eq!(std::fs::read(&path).unwrap(), b"line\nrest");
         std::fs::remove_file(path).unwrap();
+    }
+
+    #[test]
+    fn what_cannot_be_written_takes_no_memory() {
+        let mut sink = Sink::open(&SerialConfig::File("/dev/full".into())).unwrap();
+        let output = sink.0.clone().unwrap();
+        for _ in 0..100 {
+            // It fails whenever it is written through.
+            let _ = sink.write(&[b'x'; 100]);
+        }
+        assert!(output.lock().bytes.len() < HOLD);
     }
 }
