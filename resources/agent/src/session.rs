@@ -135,7 +135,6 @@ impl Running {
     fn follow(mut self) -> Result<(), SessionError> {
         loop {
             self.take_frames()?;
-            self.feed();
             let ready = self.wait()?;
             if ready.hung_up {
                 return Err(SessionError::HungUp);
@@ -198,11 +197,14 @@ impl Running {
     }
 
     fn take_frames(&mut self) -> Result<(), SessionError> {
-        // One piece of input at a time bounds what is kept.
+        // One piece of input at a time bounds what is kept. When the command has taken it, the next may be here already, and
+        // nothing more come.
+        self.feed();
         while self.input.is_empty()
             && let Some(frame) = self.decoder.next_frame()?
         {
             self.take_frame(frame)?;
+            self.feed();
         }
         Ok(())
     }

@@ -104,6 +104,29 @@ fn much_data_goes_through_both_ways_whole() {
 }
 
 #[test]
+fn input_that_comes_in_one_piece_with_its_end_is_passed_on_whole() {
+    let agent = Agent::new("one-piece");
+    let mut socket = agent.bare();
+    let mut frames = Vec::new();
+    // It says nothing before it has read all: no output of its own wakes the session.
+    write_frame(&mut frames, Kind::Run, b"wc -c").unwrap();
+    for piece in [&b"one "[..], b"two", b""] {
+        write_frame(&mut frames, Kind::Stdin, piece).unwrap();
+    }
+    socket.write_all(&frames).unwrap();
+    let mut output = Vec::new();
+    let status = loop {
+        let frame = read_frame(&mut socket).unwrap().unwrap();
+        match frame.kind {
+            Kind::Stdout => output.extend(frame.payload),
+            _ => break frame,
+        }
+    };
+    assert_eq!((status.kind, status.number()), (Kind::Exited, Some(0)));
+    assert_eq!(output, b"7\n");
+}
+
+#[test]
 fn input_that_the_command_does_not_read_is_no_obstacle() {
     let a = Agent::new("unread");
     let (status, out, _) = a.run("exec 0<&-; echo done", &[0; 1_000_000]);
