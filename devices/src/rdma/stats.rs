@@ -18,6 +18,11 @@ impl Counter {
         self.0.store(now.wrapping_add(n), Ordering::Relaxed);
     }
 
+    /// Says how many there are, where that can become less. Only the thread that owns the device may call it.
+    pub fn set(&self, n: u64) {
+        self.0.store(n, Ordering::Relaxed);
+    }
+
     /// The count now.
     pub fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
@@ -163,6 +168,28 @@ counters! {
 }
 
 counters! {
+    /// Objects that there are, the kernel's and those of processes, as of the last command.
+    ObjectCounts, ObjectSnapshot {
+        /// User contexts.
+        contexts,
+        /// Protection domains.
+        pds,
+        /// Memory regions.
+        mrs,
+        /// Memory windows.
+        mws,
+        /// Completion queues.
+        cqs,
+        /// Shared receive queues.
+        srqs,
+        /// Queue pairs.
+        qps,
+        /// List entries of all regions and rings (`mr_entries` of the limits).
+        mr_entries,
+    }
+}
+
+counters! {
     /// Counters of the device's thread, where it has one of its own: what its sleep costs the guest.
     ThreadCounters, ThreadSnapshot {
         /// Doorbells it took. The driver rings only when asked, which the thread does before it sleeps; each ring is an exit of the guest.
@@ -172,11 +199,32 @@ counters! {
     }
 }
 
+impl ObjectCounts {
+    /// There are none any more.
+    pub(crate) fn clear(&self) {
+        let ObjectCounts {
+            contexts,
+            pds,
+            mrs,
+            mws,
+            cqs,
+            srqs,
+            qps,
+            mr_entries,
+        } = self;
+        for count in [contexts, pds, mrs, mws, cqs, srqs, qps, mr_entries] {
+            count.set(0);
+        }
+    }
+}
+
 /// All counters of a device, shared with whoever shows them.
 #[derive(Debug, Default)]
 pub struct Stats {
     /// The device's.
     pub device: DeviceCounters,
+    /// How many objects it has.
+    pub objects: ObjectCounts,
     /// Those of the fabric's Ethernet port.
     pub ethernet: EthernetCounters,
     /// Those of the device's thread.
@@ -190,6 +238,8 @@ pub struct Stats {
 pub struct StatsSnapshot {
     /// The device's.
     pub device: DeviceSnapshot,
+    /// How many objects it has.
+    pub objects: ObjectSnapshot,
     /// Those of the fabric's Ethernet port.
     pub ethernet: EthernetSnapshot,
     /// Those of the device's thread.
@@ -245,6 +295,7 @@ impl Stats {
             .collect();
         StatsSnapshot {
             device: self.device.snapshot(),
+            objects: self.objects.snapshot(),
             ethernet: self.ethernet.snapshot(),
             thread: self.thread.snapshot(),
             qps,

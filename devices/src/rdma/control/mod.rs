@@ -135,6 +135,7 @@ impl Control<'_> {
                 status
             }
         };
+        self.objects.show_counts();
         debug_assert!(reply.len() <= room, "a reply outgrew what was announced");
         let header = ReplyHeader {
             status: Le32::new(status as u32),

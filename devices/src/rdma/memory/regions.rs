@@ -296,6 +296,11 @@ impl Memory {
         Ok(())
     }
 
+    /// List entries that may still be had.
+    pub(crate) fn entries_left(&self) -> u64 {
+        self.entries_left
+    }
+
     /// Takes `entries` off those that may be registered, for memory that is registered with another object.
     ///
     /// # Errors

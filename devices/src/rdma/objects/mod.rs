@@ -410,6 +410,21 @@ impl Objects {
         self.contexts.remove(context)
     }
 
+    /// Shows how many objects there are.
+    pub(crate) fn show_counts(&self) {
+        let counts = &self.stats.objects;
+        counts.contexts.set(self.contexts.len().into());
+        counts.pds.set(self.pds.len().into());
+        counts.mrs.set(self.memory.len().into());
+        counts.mws.set(self.memory.windows().into());
+        counts.cqs.set(self.cqs.len().into());
+        counts.srqs.set(self.srqs.len().into());
+        counts.qps.set(self.qps.len().into());
+        counts
+            .mr_entries
+            .set(self.limits.mr_entries - self.memory.entries_left());
+    }
+
     /// The QPs bound to a completion queue.
     pub(crate) fn qps_of_cq(&self, cqn: u32) -> Vec<u32> {
         self.qps
@@ -417,6 +432,13 @@ impl Objects {
             .filter(|qp| qp.send_cq == cqn || qp.recv_cq == cqn)
             .map(|qp| qp.qpn)
             .collect()
+    }
+}
+
+/// A device that was reset has none.
+impl Drop for Objects {
+    fn drop(&mut self) {
+        self.stats.objects.clear();
     }
 }
 

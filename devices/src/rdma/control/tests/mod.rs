@@ -11,6 +11,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use crate::rdma::events::{AsyncEvent, EventSink};
 use crate::rdma::fabric::loopback::LoopbackFabric;
+use crate::rdma::stats::ObjectSnapshot;
 use crate::rdma::test_utils::FakeRam;
 use crate::rdma::wire::*;
 use crate::rdma::{DeviceConfig, Limits, RdmaDevice};
@@ -200,6 +201,11 @@ impl Rig {
     fn counts(&self) -> [u32; 4] {
         let o = self.device.objects();
         [o.contexts.len(), o.cqs.len(), o.qps.len(), o.memory.len()]
+    }
+
+    /// What the statistics say of them.
+    fn shown(&self) -> ObjectSnapshot {
+        self.device.stats().snapshot().objects
     }
 }
 

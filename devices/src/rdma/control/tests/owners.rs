@@ -106,3 +106,35 @@ fn a_reset_drops_everything() {
     assert!(rig.seen.lock().unwrap().open.is_empty());
     rig.add_gid(0).unwrap();
 }
+
+#[test]
+fn the_statistics_tell_how_many_objects_there_are() {
+    let mut rig = Rig::new();
+    let user = rig.context();
+    let (pd, cq) = (rig.pd(user), rig.cq(user));
+    rig.mr(user, pd);
+    rig.qp(user, pd, cq);
+    let shown = rig.shown();
+    assert!(shown.mr_entries >= 3, "{shown:?}");
+    let there = ObjectSnapshot {
+        contexts: 1,
+        pds: 1,
+        mrs: 1,
+        cqs: 1,
+        qps: 1,
+        mr_entries: shown.mr_entries,
+        ..ObjectSnapshot::default()
+    };
+    assert_eq!(shown, there);
+    // What is refused changes nothing.
+    assert_eq!(rig.on(user, opcode::DESTROY_PD, pd), Err(BUSY));
+    assert_eq!(rig.shown(), there);
+    rig.on(0, opcode::DESTROY_CONTEXT, user).unwrap();
+    assert_eq!(rig.shown(), ObjectSnapshot::default());
+
+    let user = rig.context();
+    rig.pd(user);
+    let stats = rig.device.stats();
+    drop(rig);
+    assert_eq!(stats.snapshot().objects, ObjectSnapshot::default());
+}
