@@ -266,6 +266,8 @@ pub fn tcp_fabric(peers: &[SocketAddr]) -> (Box<dyn Fabric>, Arc<Stats>, SocketA
     let mut config = TcpConfig::new().expect("a configuration");
     config.listen = Some(SocketAddr::from(([127, 0, 0, 1], 0)));
     config.peers = peers.to_vec();
+    // Who steps devices leaves one alone while it looks at another; a peer that dies closes its sockets.
+    config.timing.loss = Duration::from_secs(3600);
     let stats = Arc::new(Stats::default());
     let fabric = TcpFabric::new(config, stats.clone()).expect("a fabric over TCP");
     let address = fabric.local_address().expect("it listens");

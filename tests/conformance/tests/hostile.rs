@@ -30,15 +30,15 @@ fn world(kind: Kind, threads: Option<Duration>) -> World {
     world
 }
 
-/// Attacks anew from seed after seed until the time is over.
-fn rounds(what: &str, seconds: u64, mut one: impl FnMut(u64)) {
+/// Attacks anew from seed after seed until the time is over and the last one said that they have come to something.
+fn rounds(what: &str, seconds: u64, mut one: impl FnMut(u64) -> bool) {
     let time = duration(seconds);
     let _watchdog = Watchdog::lasting(what, time);
     let (until, first) = (Instant::now() + time, seed(1));
-    let mut n = 0;
-    while Instant::now() < until {
+    let (mut n, mut enough) = (0, false);
+    while Instant::now() < until || !enough {
         eprintln!("{what}: seed {}", first + n);
-        one(first + n);
+        enough = one(first + n);
         n += 1;
     }
 }
@@ -58,6 +58,7 @@ fn rings(kind: Kind, what: &str, make: fn(&World, &Victim) -> Attacker) {
             &mut Random::new(seed),
             |n| n >= ACTS,
         );
+        true
     });
 }
 
@@ -92,10 +93,10 @@ fn any_command_is_answered_and_harms_nobody() {
         for (all, one) in done.iter_mut().zip(commander.done) {
             *all += one;
         }
+        // Commands that are never carried out are no attack; that one is refused whenever a process gives it.
+        let tried = |(opcode, count): (&u16, &u64)| *count > 0 || *opcode == command::ALLOC_MR;
+        command::ALL.iter().zip(&done).all(tried)
     });
-    // Commands that are never carried out are no attack; that one is refused whenever a process gives it.
-    let tried = |(opcode, count): (&u16, &u64)| *count > 0 || *opcode == command::ALLOC_MR;
-    assert!(command::ALL.iter().zip(&done).all(tried), "{done:?}");
     eprintln!("commands carried out: {done:?}");
 }
 
@@ -112,6 +113,7 @@ fn any_frame_of_a_peer_is_taken_and_harms_nobody() {
             target.answers,
             target.refusals
         );
+        true
     });
 }
 
@@ -126,6 +128,7 @@ fn any_bytes_at_a_port_are_taken_and_harm_nobody() {
             port.sent,
             port.closed
         );
+        true
     });
 }
 
@@ -149,7 +152,7 @@ fn rings_that_change_while_the_device_reads_them_harm_nobody() {
         let mut random = Random::new(seed(1));
         let until = Instant::now() + time / 2;
         let mut rounds = 0u64;
-        while Instant::now() < until {
+        while Instant::now() < until || rounds < 2 {
             // Two threads change the rings as fast as they can while the device reads them and the others work.
             let stop = &AtomicBool::new(false);
             std::thread::scope(|scope| {
@@ -187,6 +190,5 @@ fn rings_that_change_while_the_device_reads_them_harm_nobody() {
             canaries(&world);
             rounds += 1;
         }
-        assert!(rounds > 1, "it did not come to anything");
     }
 }

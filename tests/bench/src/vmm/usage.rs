@@ -4,7 +4,7 @@ use std::fs;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, anyhow, ensure};
+use anyhow::{Context, Result, ensure};
 
 /// Memory of a process beside its guest's, KiB.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -69,14 +69,17 @@ impl CpuTime {
     pub fn of(pid: u32) -> Result<CpuTime> {
         let mut sum = CpuTime::default();
         for task in fs::read_dir(format!("/proc/{pid}/task"))? {
-            let read = |name| {
-                let path = task.as_ref().map(|task| task.path().join(name));
-                let path = path.map_err(|error| anyhow!("{error}"))?;
-                fs::read_to_string(&path).with_context(|| path.display().to_string())
+            let task = task?.path();
+            let read = |name| fs::read_to_string(task.join(name));
+            let (time, name) = match (read("schedstat"), read("comm")) {
+                (Ok(time), Ok(name)) => (time, name),
+                // It has ended since it was listed.
+                (Err(_), _) | (_, Err(_)) if !task.exists() => continue,
+                (time, name) => (time?, name?),
             };
-            let time = schedstat(&read("schedstat")?).context("schedstat")?;
+            let time = schedstat(&time).context("schedstat")?;
             sum.all += time;
-            if !is_vcpu(&read("comm")?) {
+            if !is_vcpu(&name) {
                 sum.devices += time;
             }
         }
@@ -125,6 +128,8 @@ pub fn settle(pid: u32) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::process::Command;
+
     use super::*;
 
     const SMAPS: &str = "\
@@ -162,14 +167,21 @@ Private_Dirty:        32 kB
 
     #[test]
     fn work_shows_in_the_time_of_a_thread_that_is_no_vcpu() {
-        let pid = std::process::id();
-        let before = CpuTime::of(pid).unwrap();
-        let end = Instant::now() + Duration::from_millis(50);
-        while Instant::now() < end {
-            std::hint::spin_loop();
-        }
-        let after = CpuTime::of(pid).unwrap();
-        let [all, devices] = after.rate(before, 0.05);
+        // Of a process whose threads do not come and go.
+        let busy = Command::new("sh")
+            .args(["-c", "while :; do :; done"])
+            .spawn();
+        let mut busy = busy.unwrap();
+        let before = CpuTime::of(busy.id()).unwrap();
+        let end = Instant::now() + Duration::from_secs(60);
+        let [all, devices] = loop {
+            let rate = CpuTime::of(busy.id()).unwrap().rate(before, 0.05);
+            if rate[1] > 0.0 || Instant::now() > end {
+                break rate;
+            }
+        };
+        busy.kill().unwrap();
+        busy.wait().unwrap();
         assert!(all >= devices && devices > 0.0, "{all} {devices}");
     }
 

@@ -431,23 +431,21 @@ impl TcpFabric {
                 }
                 continue;
             };
-            // Only a link that was asked is given up: it may be us who slept.
-            match link.pinged {
-                Some(pinged) => {
-                    let until = pinged + timing.loss.saturating_sub(timing.ping);
-                    if until <= now {
-                        let silence = now - link.heard;
-                        self.end(slot, LinkEnd::Silent(silence));
-                    } else {
-                        at(until);
-                    }
+            // Only a link that was asked is given up, and only by one who looks for the answer in time: it may be us who slept.
+            let patience = timing.loss.saturating_sub(timing.ping);
+            let late = timing.ping / 10;
+            match link.pinged.map(|pinged| pinged + patience) {
+                Some(until) if now < until => at(until),
+                Some(until) if now < until + late => {
+                    let silence = now - link.heard;
+                    self.end(slot, LinkEnd::Silent(silence));
                 }
-                None if link.heard + timing.ping <= now => {
+                None if now < link.heard + timing.ping => at(link.heard + timing.ping),
+                _ => {
                     link.pinged = Some(now);
-                    at(now + timing.loss.saturating_sub(timing.ping));
+                    at(now + patience);
                     self.push_control(slot, kind::PING, &[]);
                 }
-                None => at(link.heard + timing.ping),
             }
         }
         // What was added meanwhile has been looked at, or has its time further on than what is set now.

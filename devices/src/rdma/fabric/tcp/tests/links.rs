@@ -239,6 +239,35 @@ fn an_idle_link_stays_up_by_pings() {
 }
 
 #[test]
+fn a_link_outlives_monitors_that_stood_still_between_question_and_answer() {
+    let (mut left, mut right) = linked_with(|config| {
+        config.timing.ping = Duration::from_millis(1);
+        config.timing.loss = Duration::from_millis(300);
+    });
+    let asked = |node: &Node| {
+        node.fabric
+            .links
+            .iter()
+            .flatten()
+            .any(|link| link.pinged.is_some())
+    };
+    run(&mut [&mut left], |nodes| asked(nodes[0]));
+    std::thread::sleep(Duration::from_millis(700));
+    for _ in 0..100 {
+        left.poll();
+    }
+    run(&mut [&mut left, &mut right], |nodes| {
+        nodes.iter().all(|node| node.counters().rx_frames > 20)
+    });
+    for node in [&left, &right] {
+        assert_eq!(
+            (node.counters().links_up, node.counters().links_lost),
+            (1, 0)
+        );
+    }
+}
+
+#[test]
 fn mutated_streams_end_links_and_nothing_else() {
     let mut node = Node::new(any_port());
     let mut random = Random(2_463_534_242);
