@@ -24,6 +24,8 @@ parts=(
     'bookworm     900 a Debian 12 guest: driver loads, ibv_rc_pingpong -c passes, in the lab'
     'verbs-suite 1300 the tests of rdma-core 56.1 in a Debian 13 guest, against the skips in docs/verbs.md'
     'verbs-suite-bookworm 1300 the tests of rdma-core 44 in a Debian 12 guest, likewise'
+    'tools       1800 by name: perftest, rdmacm-utils, the pingpongs, qperf and fio over RDMA between two Debian 13 guests, with all their options'
+    'upstream    1800 by name: the patches in resources/upstream apply; perftest with ours sends inline and uses the new post API'
 )
 
 part_format() { cargo fmt --all --check; }
@@ -46,6 +48,14 @@ part_provider() { resources/image/build-provider.sh --check; }
 part_images() { build_guest_side && image trixie && image bookworm; }
 part_guests() { scenarios trixie $(target/release/longarm-scenarios --list); }
 part_bookworm() { scenarios bookworm pingpong; }
+part_tools() { INCLUDE=qperf,fio scenarios trixie perftest-send-rc perftest-{send,write,read,atomic} rdmacm-utils other-tools; }
+part_upstream() {
+    # The patch of rdma-core is what every build of the provider begins with.
+    resources/image/build-provider.sh --check || return
+    LONGARM_PERFTEST=$(resources/upstream/build-perftest.sh) || return
+    export LONGARM_PERFTEST
+    scenarios trixie perftest-patched
+}
 part_verbs_suite() { INCLUDE=python3-pyverbs scenarios trixie verbs-suite; }
 part_verbs_suite_bookworm() { INCLUDE=python3-pyverbs scenarios bookworm verbs-suite; }
 

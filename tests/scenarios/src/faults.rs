@@ -5,8 +5,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 
+use crate::meeting::{Ready, serve};
 use crate::perftest::Run;
 use crate::running::Running;
+use crate::tools::resources;
 use crate::vm::{Lab, Vm};
 
 /// Starts a tool that runs for `seconds` between the VMs; gives both sides.
@@ -18,7 +20,7 @@ fn long_run(
     seconds: u32,
 ) -> Result<(Running, Running)> {
     let command = format!("{tool} -F -p {port} -s 65536 -D {seconds}");
-    let mut serving = server.start(&crate::perftest::serve(&command, port))?;
+    let mut serving = server.start(&serve(&command, Ready::Tcp(port)))?;
     serving.wait_for("listening", Duration::from_secs(30))?;
     let running = client.start(&format!("{command} {}", server.address()))?;
     wait_for_traffic(client)?;
@@ -129,14 +131,6 @@ pub fn killed_process(lab: &Lab) -> Result<()> {
         sleep(Duration::from_millis(200));
     }
     Ok(())
-}
-
-/// The guest kernel's count of RDMA objects, as text.
-fn resources(vm: &Vm) -> Result<String> {
-    Ok(vm
-        .exec("rdma resource show", 10)?
-        .ok("rdma resource show")?
-        .stdout)
 }
 
 /// The driver is unbound under traffic, with processes that have the device open, then bound again; and its module removed and

@@ -7,6 +7,7 @@ mod faults;
 mod life;
 mod shared;
 mod sweep;
+mod tools;
 mod verbs;
 mod verbs_suite;
 
@@ -17,7 +18,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 
 // The modules above know them by these names.
-use scenarios::{perftest, running, vm};
+use scenarios::{meeting, perftest, running, vm};
 use vm::Lab;
 
 /// A scenario's name, what it does, and the seconds it may take.
@@ -34,8 +35,9 @@ const SCENARIOS: &[Scenario] = &[
     ("devinfo", verbs::devinfo, 180),
     ("pingpong", verbs::pingpong, 300),
     ("datagrams", connections::datagrams, 300),
-    ("rdma-cm", connections::rdma_cm, 300),
+    ("rdma-cm", tools::rdma_cm, 300),
     ("srq", shared::srq, 300),
+    ("tools", tools::short, 300),
     ("sweep", sweep::sweep, 900),
     ("dead-peer", faults::dead_peer, 300),
     ("paused-target", faults::paused_target, 300),
@@ -43,8 +45,26 @@ const SCENARIOS: &[Scenario] = &[
     ("unbind", faults::unbind, 400),
 ];
 
-/// Those that need packages beyond the usual image's: run when named, not listed.
-const APART: &[Scenario] = &[("verbs-suite", verbs_suite::verbs_suite, 1100)];
+/// Those that take long or need packages beyond the usual image's: run when named, not listed.
+const APART: &[Scenario] = &[
+    ("verbs-suite", verbs_suite::verbs_suite, 1100),
+    ("perftest-send-rc", tools::perftest_send_rc, 400),
+    ("perftest-send", tools::perftest_send, 600),
+    (
+        "perftest-write",
+        |lab| tools::perftest(lab, "ib_write"),
+        600,
+    ),
+    ("perftest-read", |lab| tools::perftest(lab, "ib_read"), 600),
+    (
+        "perftest-atomic",
+        |lab| tools::perftest(lab, "ib_atomic"),
+        600,
+    ),
+    ("rdmacm-utils", tools::rdmacm_utils, 400),
+    ("other-tools", tools::other_tools, 600),
+    ("perftest-patched", tools::perftest_patched, 600),
+];
 
 const USAGE: &str = "longarm-scenarios --longarm BINARY --image DIR --out DIR NAME... | --list";
 

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 
-use crate::running::{Output, Running};
+use crate::meeting::{Meeting, Outcome, Ready};
 use crate::vm::Vm;
 
 /// What one run of a tool was asked to do.
@@ -20,127 +20,49 @@ pub struct Run {
     pub options: String,
 }
 
-/// What both sides of a run left behind.
-#[derive(Debug)]
-pub struct Outcome {
-    /// The side that connects and, for most tools, sends.
-    pub client: Output,
-    /// The side that listens.
-    pub server: Output,
-}
-
-impl Outcome {
-    /// Whether both sides said that all went well.
-    pub fn ok(&self) -> bool {
-        self.client.status == 0 && self.server.status == 0
-    }
-
-    /// What both printed, for messages.
-    pub fn text(&self) -> String {
-        let side = |name, output: &Output| {
-            format!(
-                "--- {name}: status {}\n{}{}",
-                output.status, output.stdout, output.stderr
-            )
-        };
-        format!(
-            "{}{}",
-            side("client", &self.client),
-            side("server", &self.server)
-        )
-    }
-}
-
 impl Run {
-    fn command(&self, port: u16) -> String {
-        format!(
+    /// Both sides' commands, on a port of its own for each run, so that no run can meet what an earlier one left.
+    pub fn meeting(&self, port: u16) -> Meeting {
+        let command = format!(
             "{} -F -p {port} -s {} -n {} {}",
             self.tool, self.size, self.iterations, self.options
-        )
-    }
-
-    /// The server's command: says `listening` once a client can connect. A port of its own for each run, so that no run can meet
-    /// what an earlier one left.
-    fn server_command(&self, port: u16) -> String {
-        serve(&self.command(port), port)
-    }
-
-    /// The client's command.
-    fn client_command(&self, port: u16, server: &str) -> String {
-        format!("{} {server}", self.command(port))
-    }
-
-    /// Starts the tool's server in `server`; it is not waited for.
-    pub fn serve<'a>(&'a self, server: &'a Vm, port: u16) -> Result<Serving<'a>> {
-        Ok(Serving {
-            run: self,
-            vm: server,
-            port,
-            server: server.start(&self.server_command(port))?,
-        })
+        );
+        // With these the two sides find each other by the CM, not by TCP.
+        let by_cm = ["-R", "-z"];
+        let by_cm = self.options.split(' ').any(|word| by_cm.contains(&word));
+        Meeting {
+            client: format!("{command} @server"),
+            server: command,
+            ready: if by_cm { Ready::Cm } else { Ready::Tcp(port) },
+            serves_on: false,
+        }
     }
 
     /// Runs the tool: its server in `server`, its client in `client`.
     pub fn between(&self, client: &Vm, server: &Vm, port: u16, limit: Duration) -> Result<Outcome> {
-        let serving = self.serve(server, port)?;
-        Ok(serving.meet(client, limit, || Ok(()))?.0)
+        self.meeting(port).between(client, server, limit)
     }
 }
 
-/// A tool's server that is about to listen, or does.
-pub struct Serving<'a> {
-    run: &'a Run,
-    vm: &'a Vm,
-    port: u16,
-    server: Running,
-}
-
-impl Serving<'_> {
-    /// Runs the tool's client in `client`, and does `meanwhile` while that begins.
-    pub fn meet<T>(
-        mut self,
-        client: &Vm,
-        limit: Duration,
-        meanwhile: impl FnOnce() -> Result<T>,
-    ) -> Result<(Outcome, T)> {
-        self.server
-            .wait_for("listening", limit)
-            .with_context(|| format!("{} in {}", self.run.tool, self.vm.name))?;
-        let command = self.run.client_command(self.port, self.vm.address());
-        let running = client.start(&command)?;
-        let done = meanwhile()?;
-        let client = running
-            .finish(limit)
-            .with_context(|| format!("in {}: {command}{}", client.name, client.log_tail()))?;
-        // A client that failed leaves its server waiting for ever.
-        let patience = if client.status == 0 {
-            limit
-        } else {
-            Duration::from_secs(5)
-        };
-        let server = self.server.finish(patience).unwrap_or_else(|error| Output {
-            status: -1,
-            stdout: String::new(),
-            stderr: format!("{error:#}"),
-        });
-        Ok((Outcome { client, server }, done))
-    }
-}
-
-/// Wraps a server's command so that it prints `listening` when its TCP port is open, and keeps its status.
-pub fn serve(command: &str, port: u16) -> String {
-    format!(
-        "{command} & server=$!; until grep -q ':{port:04X} .* 0A ' /proc/net/tcp /proc/net/tcp6; do \
-         kill -0 $server 2>/dev/null || break; sleep 0.02; done; echo listening; wait $server"
-    )
+/// What a perftest tool said if it could not find out how fast its clock runs; its figures are worth nothing then.
+///
+/// It counts cycles over spans of 100 us to 2 ms and gives up if these do not lie on a line, which is so where its vCPU stood
+/// still in between. The run itself goes on, and a bandwidth of 0 or a latency without end is printed, with status 0.
+pub fn clock_failure(outcome: &Outcome) -> Option<&str> {
+    let sides = [&outcome.client, &outcome.server];
+    let mut lines = sides.into_iter().flat_map(|side| side.stderr.lines());
+    lines.find(|line| line.starts_with("Correlation coefficient r^2"))
 }
 
 /// The figures of the one result line of a perftest tool.
 ///
 /// Both kinds of tool print `#bytes #iterations` first; bandwidth tools then peak and average (Gb/s with `--report_gbits`) and the
 /// message rate (Mpps), latency tools minimum, maximum, typical, average, deviation, 99 % and 99.9 % (microseconds).
+///
+/// A line in which a figure is 0 or no number is refused: nothing is that fast or that slow, so the tool did not measure
+/// (see [`clock_failure`]). The deviation of a latency may be 0, and so may the peak of a bandwidth, which not every mode measures.
 pub fn figures(output: &str, size: u32) -> Result<Vec<f64>> {
-    output
+    let numbers = output
         .lines()
         .filter_map(|line| {
             line.split_whitespace()
@@ -148,12 +70,20 @@ pub fn figures(output: &str, size: u32) -> Result<Vec<f64>> {
                 .collect::<Option<Vec<f64>>>()
         })
         .find(|numbers| numbers.len() >= 5 && numbers[0] == f64::from(size))
-        .with_context(|| format!("no result line for {size} bytes in\n{output}"))
+        .with_context(|| format!("no result line for {size} bytes in\n{output}"))?;
+    let may_be_zero = if numbers.len() < 9 { 2 } else { 6 };
+    let mut measured = numbers.iter().enumerate().skip(2);
+    ensure!(
+        measured.all(|(place, n)| n.is_finite() && (*n > 0.0 || place == may_be_zero)),
+        "not a measurement: {numbers:?} in\n{output}"
+    );
+    Ok(numbers)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::running::Output;
 
     #[test]
     fn a_result_line_is_found_among_the_rest() {
@@ -163,5 +93,40 @@ mod tests {
             [64.0, 1000.0, 0.45, 0.44, 0.867]
         );
         assert!(figures(output, 128).is_err());
+    }
+
+    #[test]
+    fn a_line_without_a_measurement_is_refused() {
+        for line in [
+            "64 300 0.000000 0.000000 0.000000",
+            "64 300 0.45 0.44 0.000000",
+            "64 300 0.45 0.000000 0.867",
+            "64 300 inf inf inf",
+            "64 30 inf inf inf inf nan inf inf",
+            "64 30 1.5 9.0 0.00 2.1 0.3 4.0 5.0",
+            "64 30 1.5 9.0 2.0 2.1 nan 4.0 5.0",
+        ] {
+            let error = figures(line, 64).unwrap_err().to_string();
+            assert!(error.contains("not a measurement"), "{line}: {error}");
+        }
+        figures("64 300 0.00 0.44 0.867", 64).unwrap();
+        figures("64 30 1.5 9.0 2.0 2.1 0.00 4.0 5.0", 64).unwrap();
+    }
+
+    #[test]
+    fn a_clock_that_could_not_be_measured_is_told() {
+        let side = |stderr: &str| Output {
+            status: 0,
+            stdout: String::new(),
+            stderr: stderr.into(),
+        };
+        let said = "Correlation coefficient r^2: 0.71 < 0.9";
+        let mut outcome = Outcome {
+            client: side(&format!("a warning\n{said}\n")),
+            server: side(""),
+        };
+        assert_eq!(clock_failure(&outcome), Some(said));
+        outcome.client = side("a warning\n");
+        assert_eq!(clock_failure(&outcome), None);
     }
 }

@@ -211,7 +211,8 @@ impl Running {
         Ok(self.collect())
     }
 
-    fn is_running(&mut self) -> bool {
+    /// Whether it has not ended yet.
+    pub fn is_running(&mut self) -> bool {
         match &mut self.what {
             What::Process(child) => matches!(child.try_wait(), Ok(None)),
             What::Session { end, .. } => end.as_ref().is_some_and(|end| !end.is_finished()),

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 
-use crate::connections::resources;
 use crate::perftest::Run;
+use crate::tools::resources;
 use crate::verbs::one_pingpong;
 use crate::vm::Lab;
 

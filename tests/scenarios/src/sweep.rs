@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 
-use crate::perftest::{Outcome, Run, Serving, figures};
+use crate::meeting::{Outcome, Planned, in_turn};
+use crate::perftest::{Run, clock_failure, figures};
 use crate::vm::{Lab, Vm, emulated};
 
 /// One kind of measurement: its runs, and what its table shows of them.
@@ -76,6 +77,9 @@ static LATENCY: Series = Series {
 
 const LIMIT: Duration = Duration::from_secs(60);
 
+/// How often a run is made again whose tool could not measure its clock.
+const CLOCK_TRIES: u32 = 3;
+
 /// A row of either table.
 struct Row {
     tool: &'static str,
@@ -92,12 +96,17 @@ struct Row {
 
 impl Row {
     /// `lost` is what each side's loss counters grew by. Second: what a run that failed said.
-    fn new(planned: &Planned, outcome: &Outcome, lost: [u64; 2]) -> Result<(Row, Option<String>)> {
-        let run = &planned.run;
+    fn new(
+        run: &Run,
+        direction: String,
+        outcome: &Outcome,
+        lost: [u64; 2],
+    ) -> Result<(Row, Option<String>)> {
         let clean = outcome.ok() && lost == [0, 0];
+        let complaint = (!clean).then(|| format!("{run:?} {direction}\n{}", outcome.text()));
         let row = Row {
             tool: run.tool,
-            direction: planned.direction(),
+            direction,
             size: run.size,
             iterations: run.iterations,
             figures: if clean {
@@ -110,8 +119,6 @@ impl Row {
             loss_local: lost[0],
             loss_remote: lost[1],
         };
-        let complaint =
-            (!clean).then(|| format!("{run:?} {}\n{}", planned.direction(), outcome.text()));
         Ok((row, complaint))
     }
 
@@ -164,86 +171,96 @@ pub fn sweep(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// A run that is to be made.
-struct Planned<'a> {
-    run: Run,
-    client: &'a Vm,
-    server: &'a Vm,
-    port: u16,
-}
-
-impl Planned<'_> {
-    fn direction(&self) -> String {
-        format!("{}->{}", self.client.name, self.server.name)
-    }
-
-    fn serve(&self) -> Result<Serving<'_>> {
-        self.run.serve(self.server, self.port)
-    }
-
-    fn loss(&self) -> Result<[u64; 2]> {
-        Ok([self.client.loss()?, self.server.loss()?])
-    }
-}
-
-/// The runs of a series, in order.
-fn plan<'a>(series: &'static Series, a: &'a Vm, b: &'a Vm, first_port: u16) -> Vec<Planned<'a>> {
+/// The runs of a series, in order, and where each is made.
+fn plan<'a>(
+    series: &'static Series,
+    a: &'a Vm,
+    b: &'a Vm,
+    first_port: u16,
+) -> (Vec<Run>, Vec<Planned<'a>>) {
     let ways = [(a, b), (b, a)];
     let ways = ways.into_iter().take(1 + usize::from(series.both_ways));
     let runs = ways.flat_map(|way| series.tools.map(|tool| (way, tool)));
     let runs = runs.flat_map(|(way, tool)| series.sizes.clone().map(move |n| (way, tool, 1 << n)));
     let planned = runs.zip(first_port..);
-    let planned = planned.map(|(((client, server), tool, size), port)| Planned {
-        run: Run {
+    let planned = planned.map(|(((client, server), tool, size), port)| {
+        let run = Run {
             tool,
             size,
             iterations: series.iterations[usize::from(emulated())],
             options: series.options.into(),
-        },
-        client,
-        server,
-        port,
+        };
+        let planned = Planned {
+            meeting: run.meeting(port),
+            client,
+            server,
+        };
+        (run, planned)
     });
-    planned.collect()
+    planned.unzip()
 }
 
 /// Runs both series. Returns the rows of each, and what the runs that failed said.
 fn measure_all(a: &Vm, b: &Vm) -> Result<(Vec<Row>, Vec<Row>, Vec<String>)> {
     let mut complaints = Vec::new();
-    let bandwidth = measure(&plan(&BANDWIDTH, a, b, 20_000), &mut complaints)?;
-    let latency = measure(&plan(&LATENCY, a, b, 21_000), &mut complaints)?;
+    let bandwidth = measure(&BANDWIDTH, a, b, 20_000, &mut complaints)?;
+    let latency = measure(&LATENCY, a, b, 21_000, &mut complaints)?;
     Ok((bandwidth, latency, complaints))
 }
 
-/// Makes the runs one after the other. Each one's server starts while the client before it does, for most of a short run is the
-/// start of its programs.
-fn measure(planned: &[Planned], complaints: &mut Vec<String>) -> Result<Vec<Row>> {
-    let mut rows = Vec::new();
+/// Makes the runs of a series.
+fn measure(
+    series: &'static Series,
+    a: &Vm,
+    b: &Vm,
+    first_port: u16,
+    complaints: &mut Vec<String>,
+) -> Result<Vec<Row>> {
+    let (runs, planned) = plan(series, a, b, first_port);
+    let mut rows: Vec<Row> = Vec::new();
     let mut started = Instant::now();
-    let mut serving = planned.first().map(Planned::serve).transpose()?;
-    for (position, this) in planned.iter().enumerate() {
-        let Some(current) = serving.take() else { break };
-        let next = planned.get(position + 1);
-        let before = this.loss()?;
-        let (outcome, started_next) =
-            current.meet(this.client, LIMIT, || next.map(Planned::serve).transpose())?;
-        serving = started_next;
-        let after = this.loss()?;
-        let (row, complaint) = Row::new(this, &outcome, [0, 1].map(|n| after[n] - before[n]))?;
+    let of = |place: usize| Some((runs.get(place)?.tool, planned.get(place)?.direction()));
+    in_turn(&planned, LIMIT, |place, outcome, lost| {
+        let (run, this) = (&runs[place], &planned[place]);
+        let (outcome, lost) = with_a_clock(this, outcome, lost)?;
+        let (row, complaint) = Row::new(run, this.direction(), &outcome, lost)?;
         rows.push(row);
         complaints.extend(complaint);
-        let of = |planned: &Planned| (planned.run.tool, planned.direction());
-        if next.map(of) != Some(of(this)) {
+        if of(place + 1) != of(place) {
             println!(
                 "{} {}: {:.1} s",
-                this.run.tool,
+                run.tool,
                 this.direction(),
                 started.elapsed().as_secs_f64()
             );
             started = Instant::now();
         }
-    }
+        Ok(())
+    })?;
     Ok(rows)
+}
+
+/// A run whose tool could not measure its own clock has no figures: it is made again, and that is told. What was lost in any of
+/// its tries counts.
+fn with_a_clock(
+    this: &Planned,
+    mut outcome: Outcome,
+    mut lost: [u64; 2],
+) -> Result<(Outcome, [u64; 2])> {
+    for _ in 0..CLOCK_TRIES {
+        match clock_failure(&outcome) {
+            Some(said) if outcome.ok() => println!("again: {}: {said}", this.meeting.client),
+            _ => break,
+        }
+        let before = this.loss()?;
+        outcome = this
+            .meeting
+            .clone()
+            .between(this.client, this.server, LIMIT)?;
+        let after = this.loss()?;
+        lost = [0, 1].map(|n| lost[n] + after[n] - before[n]);
+    }
+    Ok((outcome, lost))
 }
 
 // Writing to a String, as the next two do, does not fail.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 
-use crate::perftest::serve;
+use crate::meeting::{Meeting, Ready};
 use crate::vm::{Lab, Vm};
 
 /// `ibv_devinfo -v` shows an active port with RoCE v2 GIDs, IPv4 and link-local IPv6.
@@ -44,18 +44,22 @@ pub fn pingpong_between(a: &Vm, b: &Vm) -> Result<()> {
 
 /// One run of a pingpong that checks contents.
 pub fn one_pingpong(tool: &str, options: &str, port: u16, client: &Vm, server: &Vm) -> Result<()> {
-    let index = roce_v2_index(client)?;
-    let command = format!("{tool} -c -g {index} -p {port} -n 200 {options}");
-    let mut serving = server.start(&serve(&command, port))?;
-    serving.wait_for("listening", Duration::from_secs(30))?;
-    let what = format!("{command} {}->{}", client.name, server.name);
-    client
-        .exec(&format!("{command} {}", server.address()), 60)?
-        .ok(&format!("client of {what}"))?;
-    serving
-        .finish(Duration::from_secs(30))?
-        .ok(&format!("server of {what}"))?;
+    let meeting = pingpong_meeting(tool, options, port, roce_v2_index(client)?);
+    let what = format!("{} {}->{}", meeting.client, client.name, server.name);
+    let outcome = meeting.between(client, server, Duration::from_secs(60))?;
+    ensure!(outcome.ok(), "{what}:\n{}", outcome.text());
     Ok(())
+}
+
+/// Both sides of a pingpong that checks contents, with the GID of this index.
+pub fn pingpong_meeting(tool: &str, options: &str, port: u16, index: u32) -> Meeting {
+    let command = format!("{tool} -c -g {index} -p {port} -n 200 {options}");
+    Meeting {
+        client: format!("{command} @server"),
+        server: command,
+        ready: Ready::Tcp(port),
+        serves_on: false,
+    }
 }
 
 /// Index of the GID that a VM's IPv4 address became.

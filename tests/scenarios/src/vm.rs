@@ -216,9 +216,9 @@ impl Vm {
             .with_context(|| format!("no counter {name} in {stats}"))
     }
 
-    /// Sum of the counters that mean that something was lost.
+    /// Sum of the counters that mean that something was lost, or not sent at all.
     pub fn loss(&self) -> Result<u64> {
-        ["lost", "cq_overflows"]
+        ["lost", "cq_overflows", "tx_discarded", "qkey_errors"]
             .into_iter()
             .map(|name| self.counter(name))
             .sum()
