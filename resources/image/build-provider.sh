@@ -18,26 +18,28 @@ done
 source=$TREE/resources/provider
 [ -e "$source/CMakeLists.txt" ] || die "no provider in this tree: $source has no CMakeLists.txt"
 root=$("$IMAGE_DIR/buildroot.sh" --suite trixie)
-# The headers of the device and of the driver are links into resources/driver.
-out=$CACHE/provider-$(text_hash "$(content_hash "$source" "$TREE"/resources/driver/virtio_rdma*.h "$0")" "${root##*/}")
+# What rdma-core has to know of it, and the headers that it shares with the driver.
+patch=$TREE/resources/upstream/rdma-core.patch
+headers=("$TREE"/resources/driver/virtio_rdma{-abi,_layout,_wire}.h)
+out=$CACHE/provider-$(text_hash "$(content_hash "$source" "$patch" "${headers[@]}" "$0")" "${root##*/}")
+need patch=patch
 newest_glibc=2.36
 
 build() {
     work=$(mktemp -d "$CACHE/provider.XXXXXX")
     trap 'rm -rf "$work"' EXIT
-    mkdir "$work/virtio_rdma" "$work/out"
-    cp -RL "$source/." "$work/virtio_rdma"
+    mkdir "$work/out"
+    cp -R "$root/usr/src/rdma-core" "$work/rdma-core"
+    patch --silent --fuzz=0 -p1 -d "$work/rdma-core" <"$patch"
+    cp -R "$source" "$work/rdma-core/providers/virtio_rdma"
+    cp "${headers[@]}" "$work/rdma-core/kernel-headers/rdma/"
     local flags=
     [ -z "$check" ] || flags=-Werror
-    # rdma-core names its providers in its top CMakeLists.txt; ours is put beside the first of them.
     BIND=$work in_root "$root" sh -ec '
         mkdir -p /usr/src/build
         mount -t tmpfs tmpfs /usr/src/build
-        cp -R /usr/src/rdma-core /usr/src/build/rdma-core
+        cp -R /mnt/0/rdma-core /usr/src/build/rdma-core
         cd /usr/src/build/rdma-core
-        cp -R /mnt/0/virtio_rdma providers/virtio_rdma
-        sed -i "0,/^ *add_subdirectory(providers\//s//add_subdirectory(providers\/virtio_rdma)\n&/" CMakeLists.txt
-        grep -q "^add_subdirectory(providers/virtio_rdma)" CMakeLists.txt
         mkdir build
         cd build
         CFLAGS="-g0 '"$flags"'" cmake -GNinja -DCMAKE_BUILD_TYPE=Release -DCMAKE_INSTALL_PREFIX=/usr \

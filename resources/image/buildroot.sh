@@ -1,16 +1,17 @@
 #!/bin/bash
-# buildroot.sh [--suite trixie|bookworm]: makes the Debian root in which the guest driver and the rdma-core provider are
-# built for that suite, if the cache has none, and prints its path. It holds the suite's own gcc, kernel headers, sparse
+# buildroot.sh [--suite trixie|bookworm] [--include PACKAGE,...]: makes the Debian root in which the guest driver and the
+# rdma-core provider are built for that suite, if the cache has none, and prints its path. It holds the suite's own gcc, kernel headers, sparse
 # and cmake, and the unpacked sources of Debian 13's rdma-core under /usr/src/rdma-core (libibverbs-dev does not ship the
 # provider interface, infiniband/driver.h).
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 
-suite=trixie
+suite=trixie include=
 while [ $# -gt 0 ]; do
     case $1 in
     --suite) suite=$(option_value "$@"); shift 2 ;;
-    *) die "unknown option $1; usage: buildroot.sh [--suite trixie|bookworm]" ;;
+    --include) include+=,$(option_value "$@"); shift 2 ;;
+    *) die "unknown option $1; usage: buildroot.sh [--suite trixie|bookworm] [--include PACKAGE,...]" ;;
     esac
 done
 check_suite "$suite"
@@ -19,7 +20,7 @@ check_suite "$suite"
 root_of() {
     kernel=$(ls "$1/lib/modules")
     packages=gcc,make,libc6-dev,linux-headers-$kernel,kmod,xz-utils,sparse,cmake,ninja-build,pkg-config,libnl-3-dev
-    packages+=,libnl-route-3-dev,libudev-dev,libibverbs-dev,python3-minimal,perl,file
+    packages+=,libnl-route-3-dev,libudev-dev,libibverbs-dev,python3-minimal,perl,file$include
     root=$CACHE/buildroot-$suite-$(text_hash "$packages" "$RDMA_CORE" v1)
 }
 root_of "$(kernel_package "$suite")"
@@ -31,7 +32,7 @@ if [ ! -e "$root" ]; then
     root_of "$(kernel_package "$suite" --newest)"
     [ "$(id -u)" = 0 ] || need newuidmap=uidmap
     need mmdebstrap=mmdebstrap
-    tarball=$("$IMAGE_DIR/fetch-rdma-core.sh")
+    tarball=$("$IMAGE_DIR/fetch-source.sh" rdma-core "$RDMA_CORE")
     work=$(mktemp -d "$CACHE/buildroot.XXXXXX")
     trap 'rm -rf "$work"' EXIT
     make_root() {

@@ -98,6 +98,8 @@ check_suite() {
 
 # The rdma-core whose sources the provider is built in, for every suite: the one of Debian 13.
 RDMA_CORE=56.1
+# The perftest that the patch in resources/upstream is tried with: that of Debian 13 too.
+PERFTEST=25.01.0+0.80
 
 # private_apt SUITE: makes an apt directory of our own for SUITE (the machine's own sources stay as they are), updates it
 # at most once a day, and sets APT to the options that use it.

@@ -30,7 +30,7 @@
 #include <util/compiler.h>
 #include <util/util.h>
 
-#include "virtio_rdma-abi.h"
+#include <rdma/virtio_rdma-abi.h>
 
 /* Queue pair numbers have 24 bits: a table of tables of half of them each. */
 #define VRDMA_QP_TABLE_BITS	12

@@ -1,1 +1,0 @@
-../driver/virtio_rdma-abi.h
