@@ -46,8 +46,9 @@ impl Run {
 
 /// What a perftest tool said if it could not find out how fast its clock runs; its figures are worth nothing then.
 ///
-/// It counts cycles over spans of 100 us to 2 ms and gives up if these do not lie on a line, which is so where its vCPU stood
-/// still in between. The run itself goes on, and a bandwidth of 0 or a latency without end is printed, with status 0.
+/// It counts cycles over spans of 100 us to 2 ms by the system's clock, and gives up if the counts do not lie on a line. One pause of its
+/// vCPU of some 60 ms between a reading of the clock and the count beside it is enough. Run with `-F` it then takes 0 for the
+/// clock's rate, and prints a bandwidth of 0 or a latency without end, with status 0.
 pub fn clock_failure(outcome: &Outcome) -> Option<&str> {
     let sides = [&outcome.client, &outcome.server];
     let mut lines = sides.into_iter().flat_map(|side| side.stderr.lines());

@@ -47,7 +47,8 @@ impl Utility {
 /// 239.7.7.7, which both sides of mckey name.
 const GROUP: Ready = Ready::Group("070707EF");
 
-/// All but `udpong`: rsockets make address handles for datagrams without a GRH, which RoCE has no use for and the kernel refuses.
+/// All but `rstream -T a`, which takes the hang-up of a peer that is done for an error even while its last data wait to be read, and
+/// `udpong`: rsockets make address handles for datagrams without a GRH, which RoCE has no use for and the kernel refuses.
 /// `rping -V` compares what comes back, `-T v` of the streams does, the other tools say what they counted.
 const UTILITIES: &[Utility] = &[
     utility(
@@ -121,8 +122,8 @@ const UTILITIES: &[Utility] = &[
     .says(&["custom"])
     .short(),
     utility(
-        "rstream -S 1000 -C 20 -I 2 -T v -T a",
-        "rstream -S 1000 -C 20 -I 2 -T v -T a -s @server",
+        "rstream -S 1000 -C 20 -I 2 -T v -T r",
+        "rstream -S 1000 -C 20 -I 2 -T v -T r -s @server",
     )
     .says(&["custom"]),
     // Without zero-length inline space.

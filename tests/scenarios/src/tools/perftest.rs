@@ -152,7 +152,7 @@ const OTHERS: &[Block] = &[
             MULTICAST,
             "-c UD --use-srq",
         ],
-        short: &["-c UC -e", "-c UD -R", MULTICAST],
+        short: &["-c UC -e", "-c UD -R"],
         ..BLOCK
     },
     Block {
