@@ -152,7 +152,7 @@ const OTHERS: &[Block] = &[
             MULTICAST,
             "-c UD --use-srq",
         ],
-        short: &["-c UC -e", "-c UD -R"],
+        short: &["-c UC -e", "-c UD -R", MULTICAST],
         ..BLOCK
     },
     Block {
@@ -163,7 +163,9 @@ const OTHERS: &[Block] = &[
     },
     Block {
         tools: &["ib_send_lat"],
-        options: &["-c UC", "-c UC -e", "-c UD", "-c UD -e", "-c UD -R"],
+        options: &[
+            "-c UC", "-c UC -e", "-c UD", "-c UD -e", "-c UD -R", MULTICAST,
+        ],
         ..BLOCK
     },
     Block {
