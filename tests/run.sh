@@ -60,27 +60,42 @@ part_verbs_suite() { INCLUDE=python3-pyverbs scenarios trixie verbs-suite; }
 part_verbs_suite_bookworm() { INCLUDE=python3-pyverbs scenarios bookworm verbs-suite; }
 
 smoke() { # SUITE WORDS
-    local bench=("${CARGO_TARGET_DIR:-target}/release/longarm-bench" "$1" --only "$2" --seconds 0.01 --out target/bench/smoke)
-    # On a machine that stands still for a moment a device asks again, and a figure in which one did is refused.
-    "${bench[@]}" || { echo "retried $*" && "${bench[@]}"; }
+    "${CARGO_TARGET_DIR:-target}/release/longarm-bench" "$1" --only "$2" --seconds 0.01 --out target/bench/smoke
 }
 build_guest_side() { cargo build --quiet --release --workspace; }
 image() { resources/image/build.sh --suite "$1" ${INCLUDE:+--include "$INCLUDE"}; }
 
 scenarios() { # SUITE NAME...; INCLUDE: more packages for the guest
-    local image_dir out=$tree/target/lab/scenarios-$1${INCLUDE:+-$INCLUDE} left
+    local image_dir out=$tree/target/lab/scenarios-$1${INCLUDE:+-$INCLUDE} name status left=${*:2} lost=0 again=
     build_guest_side || return
     image_dir=$(image "$1") || return
-    in_lab "$image_dir" "$out" "${@:2}" && return
-    # The emulated lab itself loses a guest now and then (tests/lab.sh): there, and only there, what failed gets one more try, which is told.
-    grep -q -w -E 'vmx|svm' /proc/cpuinfo && return 1
-    left=$(grep . "$out/left") || return 1
-    printf 'retried %s\n' $left
-    in_lab "$image_dir" "$out" $left
+    # Emulation loses a guest now and then, and may be lost itself (tests/lab.sh). There, and only there, a scenario that failed gets one
+    # more try, and what a lost lab did not come to gets another lab, a few times. All of it is told.
+    while true; do
+        rm -f "$out"/{left,failed}
+        in_lab "$image_dir" "$out" $left && return
+        status=$?
+        grep -q -w -E 'vmx|svm' /proc/cpuinfo && return 1
+        # Neither is there when the lab was lost before it came to anything.
+        [ ! -e "$out/left" ] || left=$(cat "$out/left")
+        [ ! -e "$out/failed" ] || for name in $(cat "$out/failed"); do
+            [[ " $again " != *" $name "* ]] || return 1
+            again+=" $name"
+            echo "retried $name: it failed"
+        done
+        case $status in
+        1) [ -s "$out/failed" ] || return 1 ;;
+        125)
+            [ $((lost += 1)) -le 4 ] || return 1
+            echo "retried $(wc -w <<<"$left") scenarios: the lab was lost at $(head -n 1 <<<"$left")"
+            ;;
+        *) return "$status" ;;
+        esac
+    done
 }
 
 in_lab() { # IMAGE OUT NAME...
-    LAB_SCRATCH=$tree/target/lab tests/lab.sh --timeout 1450 -- target/release/longarm-scenarios \
+    LAB_SCRATCH=$tree/target/lab tests/lab.sh --timeout 2350 -- target/release/longarm-scenarios \
         --longarm target/release/longarm --image "$1" --out "$2" "${@:3}"
 }
 

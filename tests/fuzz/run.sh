@@ -8,6 +8,6 @@ RUSTFLAGS="--cfg fuzzing" cargo build --quiet --target-dir ../../target/fuzz
 for target in fuzz_targets/*.rs; do
     name=$(basename "$target" .rs)
     corpus=$(mktemp -d)
-    "../../target/fuzz/debug/$name" -max_total_time="${1:-5}" -timeout=20 -max_len=65536 "$corpus"
+    "../../target/fuzz/debug/$name" -max_total_time="${1:-5}" -timeout=60 -max_len=65536 "$corpus"
     rm -rf "$corpus"
 done

@@ -3,13 +3,16 @@
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 
 use crate::meeting::{Ready, serve};
 use crate::perftest::Run;
 use crate::running::Running;
 use crate::tools::resources;
 use crate::vm::{Lab, Vm};
+
+/// Seconds of a tool that is ended before: more than a busy machine needs until then.
+const LONG: u32 = 120;
 
 /// Starts a tool that runs for `seconds` between the VMs; gives both sides.
 fn long_run(
@@ -46,7 +49,7 @@ fn wait_for_traffic(vm: &Vm) -> Result<()> {
 /// and is found again.
 pub fn dead_peer(lab: &Lab) -> Result<()> {
     let (a, mut b) = lab.boot_pair(&[])?;
-    let (client, _server) = long_run(&a, &b, "ib_write_bw", 18_700, 30)?;
+    let (client, _server) = long_run(&a, &b, "ib_write_bw", 18_700, LONG)?;
     b.crash();
     let output = client.finish(Duration::from_secs(60))?;
     ensure!(
@@ -86,18 +89,11 @@ pub fn dead_peer(lab: &Lab) -> Result<()> {
 pub fn paused_target(lab: &Lab) -> Result<()> {
     let (a, b) = lab.boot_pair(&[])?;
     for (port, tool) in [(18_710, "ib_write_bw"), (18_711, "ib_read_bw")] {
-        let (client, server) = long_run(&a, &b, tool, port, 8)?;
+        let (client, server) = long_run(&a, &b, tool, port, 12)?;
         b.pause()?;
         sleep(Duration::from_millis(300));
-        let before = a.counter("completions")?;
-        sleep(Duration::from_secs(2));
-        let after = a.counter("completions")?;
+        wait_for_traffic(&a).with_context(|| format!("{tool} while the target is paused"))?;
         b.resume()?;
-        ensure!(
-            after > before + 10,
-            "{tool}: {} completions while the target was paused",
-            after - before
-        );
         client.finish(Duration::from_secs(60))?.ok(tool)?;
         server.finish(Duration::from_secs(60))?.ok(tool)?;
     }
@@ -109,7 +105,7 @@ pub fn killed_process(lab: &Lab) -> Result<()> {
     let (a, b) = lab.boot_pair(&[])?;
     let base = (resources(&a)?, resources(&b)?);
     for (round, victim) in [&a, &b, &a].into_iter().enumerate() {
-        let (client, server) = long_run(&a, &b, "ib_write_bw", 18_720 + round as u16, 20)?;
+        let (client, server) = long_run(&a, &b, "ib_write_bw", 18_720 + round as u16, LONG)?;
         victim.exec("pkill -KILL ib_write_bw", 10)?.ok("pkill")?;
         let survivor = if victim.name == "a" { server } else { client };
         // The survivor of a killed client waits for it on TCP, which the guest's kernel closes.
@@ -120,7 +116,7 @@ pub fn killed_process(lab: &Lab) -> Result<()> {
             output.stdout
         );
     }
-    let end = Instant::now() + Duration::from_secs(10);
+    let end = Instant::now() + Duration::from_secs(60);
     while (resources(&a)?, resources(&b)?) != base {
         ensure!(
             Instant::now() < end,
@@ -141,7 +137,7 @@ pub fn unbind(lab: &Lab) -> Result<()> {
 
     let mut watcher = a.start("stdbuf -oL ibv_asyncwatch")?;
     watcher.wait_for("async event", Duration::from_secs(20))?;
-    let (mut client, mut server) = long_run(&a, &b, "ib_write_bw", 18_730, 20)?;
+    let (mut client, mut server) = long_run(&a, &b, "ib_write_bw", 18_730, LONG)?;
     a.exec(
         "cd /sys/bus/virtio/drivers/virtio_rdma && basename virtio* > /tmp/unbound && cat /tmp/unbound > unbind",
         30,
@@ -162,7 +158,7 @@ pub fn unbind(lab: &Lab) -> Result<()> {
     )?;
 
     // A module in use does not go; its users must be gone first, which takes a moment.
-    let (mut client, mut server) = long_run(&a, &b, "ib_write_bw", 18_740, 20)?;
+    let (mut client, mut server) = long_run(&a, &b, "ib_write_bw", 18_740, LONG)?;
     client.end();
     server.end();
     a.exec(

@@ -118,15 +118,20 @@ fn run() -> Result<bool> {
     };
     std::fs::create_dir_all(&lab.out).with_context(|| format!("--out: {}", lab.out.display()))?;
     let mut left: Vec<&str> = chosen.iter().map(|(name, ..)| *name).collect();
-    note_left(&lab, &left)?;
-    let mut failed = 0;
+    note(&lab, "left", &left)?;
+    let mut failed = Vec::new();
+    note(&lab, "failed", &failed)?;
     for &(name, scenario, seconds) in &chosen {
         let started = Instant::now();
-        let limit = Watchdog::start(name, Duration::from_secs(seconds));
+        failed.push(name);
+        let limit = Watchdog::start(
+            &lab,
+            failed.clone(),
+            vm::patient(Duration::from_secs(seconds)),
+        );
         let here = Lab {
-            longarm: lab.longarm.clone(),
-            image: lab.image.clone(),
             out: lab.out.join(name),
+            ..lab.clone()
         };
         std::fs::create_dir_all(&here.out)
             .with_context(|| format!("--out: {}", here.out.display()))?;
@@ -136,37 +141,45 @@ fn run() -> Result<bool> {
         match result {
             Ok(()) => {
                 println!("ok      {name} ({took:.1} s)");
+                failed.pop();
                 left.retain(|other| *other != name);
-                note_left(&lab, &left)?;
+                note(&lab, "left", &left)?;
             }
             Err(error) => {
-                failed += 1;
                 println!("FAILED  {name} ({took:.1} s): {error:#}");
+                note(&lab, "failed", &failed)?;
             }
         }
     }
     println!(
-        "scenarios: {} passed, {failed} failed",
-        chosen.len() - failed
+        "scenarios: {} passed, {} failed",
+        chosen.len() - failed.len(),
+        failed.len()
     );
-    Ok(failed == 0)
+    Ok(failed.is_empty())
 }
 
-/// Writes the names of what has not passed to the file `left`, so that they are known even if the lab itself goes down.
-fn note_left(lab: &Lab, left: &[&str]) -> Result<()> {
-    let path = lab.out.join("left");
-    std::fs::write(&path, left.join("\n") + "\n").with_context(|| path.display().to_string())
+/// Writes names of scenarios to a file, so that they are known even if the lab itself goes down: `left` is what has not passed, `failed`
+/// what of that was to blame for it.
+fn note(lab: &Lab, file: &str, names: &[&str]) -> Result<()> {
+    let path = lab.out.join(file);
+    let lines: String = names.iter().map(|name| format!("{name}\n")).collect();
+    std::fs::write(&path, lines).with_context(|| path.display().to_string())
 }
 
 /// Ends the whole process when a scenario hangs in spite of its own limits.
 struct Watchdog(Option<std::sync::mpsc::Sender<()>>);
 
 impl Watchdog {
-    fn start(name: &'static str, limit: Duration) -> Watchdog {
+    /// `failed` are the scenarios that will have failed then; the last of them is what hangs.
+    fn start(lab: &Lab, failed: Vec<&'static str>, limit: Duration) -> Watchdog {
         let (alive, gone) = std::sync::mpsc::channel::<()>();
+        let lab = lab.clone();
         std::thread::spawn(move || {
             if gone.recv_timeout(limit) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
+                let name = failed.last().unwrap_or(&"");
                 println!("FAILED  {name}: hung for {limit:?}");
+                let _ = note(&lab, "failed", &failed);
                 std::process::exit(1);
             }
         });

@@ -1,5 +1,6 @@
 //! Something that runs, here or in a guest: what it prints while it does, its end, and what it left behind.
 
+use std::fs;
 use std::io::{self, Read, Write};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, Stdio};
@@ -9,6 +10,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use longarm_agent::client::{Client, HangUp};
+
+use crate::vm::patient;
 
 /// Status of a command whose end nobody saw.
 const LOST: i32 = -1;
@@ -169,7 +172,7 @@ impl Running {
 
     /// Waits until a line of its standard output contains `text`.
     pub fn wait_for(&mut self, text: &str, limit: Duration) -> Result<()> {
-        let end = Instant::now() + limit;
+        let end = Instant::now() + patient(limit);
         loop {
             match self
                 .lines
@@ -196,6 +199,7 @@ impl Running {
 
     /// Waits for its end; past the limit it is killed, which is an error.
     pub fn finish(mut self, limit: Duration) -> Result<Output> {
+        let limit = patient(limit);
         let end = Instant::now() + limit;
         while self.is_running() {
             if Instant::now() > end {
@@ -217,6 +221,15 @@ impl Running {
             What::Process(child) => matches!(child.try_wait(), Ok(None)),
             What::Session { end, .. } => end.as_ref().is_some_and(|end| !end.is_finished()),
         }
+    }
+
+    /// Whether its process, of this machine, has not ended; a session is never there.
+    pub fn is_there(&self) -> bool {
+        let stat = self
+            .pid()
+            .map(|pid| fs::read_to_string(format!("/proc/{pid}/stat")));
+        // Nobody has waited for one that has ended.
+        stat.is_some_and(|stat| stat.is_ok_and(|stat| !stat.contains(") Z ")))
     }
 
     /// Its process, if it is one of this machine.

@@ -18,8 +18,11 @@ use crate::running::{Output, Running};
 
 /// How long a guest may take until its agent answers.
 const BOOT_LIMIT: Duration = Duration::from_secs(120);
+/// How often it is looked meanwhile whether the guest is there at all.
+const LOOK_EVERY: Duration = Duration::from_secs(10);
 
 /// Where the things under test are, and where results go.
+#[derive(Clone)]
 pub struct Lab {
     /// The `longarm` binary.
     pub longarm: PathBuf,
@@ -121,7 +124,31 @@ impl Lab {
     }
 
     /// Boots VMs `a` and `b`, joined by a fabric, at 10.0.0.1 and 10.0.0.2, and waits until both answer.
+    ///
+    /// The emulated lab loses a guest now and then: TCG gets one wrong, and its kernel dies. While it boots, before our driver is in it,
+    /// that is no fault of ours, and it boots again, twice at most; it is told.
     pub fn boot_pair(&self, args: &[&str]) -> Result<(Vm, Vm)> {
+        for _ in 0..2 {
+            let (a, b) = self.start_pair(args)?;
+            match a.ready().and_then(|()| b.ready()) {
+                Err(error) if emulated() && (a.died_early() || b.died_early()) => {
+                    println!("retried a boot: {error:#}");
+                }
+                result => {
+                    result?;
+                    a.reach(&b)?;
+                    return Ok((a, b));
+                }
+            }
+        }
+        let (a, b) = self.start_pair(args)?;
+        a.ready()?;
+        b.ready()?;
+        a.reach(&b)?;
+        Ok((a, b))
+    }
+
+    fn start_pair(&self, args: &[&str]) -> Result<(Vm, Vm)> {
         let (left, right) = (free_port()?, free_port()?);
         let a = self.boot(
             VmSpec::new("a")
@@ -133,9 +160,6 @@ impl Lab {
                 .args(args)
                 .fabric(right, &[left], "10.0.0.2/24"),
         )?;
-        a.ready()?;
-        b.ready()?;
-        a.reach(&b)?;
         Ok((a, b))
     }
 
@@ -182,20 +206,38 @@ impl Vm {
             .map(drop)
     }
 
-    /// Starts a command in the guest.
+    /// Starts a command in the guest, once its agent answers.
     pub fn start(&self, command: &str) -> Result<Running> {
-        let client = Client::connect(&self.vsock()?, PORT, BOOT_LIMIT)
-            .with_context(|| format!("in {}: {command}{}", self.name, self.log_tail()))?;
-        Running::session(client, command)
+        let end = Instant::now() + patient(BOOT_LIMIT);
+        let vsock = self.vsock(end)?;
+        loop {
+            match Client::connect(&vsock, PORT, LOOK_EVERY) {
+                Ok(client) => return Running::session(client, command),
+                Err(error) if Instant::now() > end || !self.monitor.is_there() => {
+                    let tail = self.log_tail();
+                    return Err(error)
+                        .with_context(|| format!("in {}: {command}{tail}", self.name));
+                }
+                Err(_) => (),
+            }
+        }
+    }
+
+    /// Whether the guest is gone, and had not come as far as loading our driver.
+    fn died_early(&self) -> bool {
+        let log = fs::read(&self.serial).unwrap_or_default();
+        let log = String::from_utf8_lossy(&log);
+        !self.monitor.is_there() && !log.contains("virtio_rdma")
     }
 
     /// The socket towards the guest's agent; the monitor may only just be starting.
-    fn vsock(&self) -> Result<PathBuf> {
-        let end = Instant::now() + BOOT_LIMIT;
+    fn vsock(&self, end: Instant) -> Result<PathBuf> {
         loop {
             match control::get::<VmInfo>(&self.control, "/vm") {
                 Ok(info) => return info.vsock.context("the VM has no vsock device"),
-                Err(error) if Instant::now() > end => return Err(error.into()),
+                Err(error) if Instant::now() > end || !self.monitor.is_there() => {
+                    return Err(error.into());
+                }
                 Err(_) => thread::sleep(Duration::from_millis(20)),
             }
         }
@@ -277,6 +319,11 @@ pub fn tail(path: &Path) -> String {
 /// Whether this is the emulated lab, where a VM has a small part of one slow processor.
 pub fn emulated() -> bool {
     std::env::var_os("LONGARM_LAB").is_some()
+}
+
+/// A limit of time, longer where everything is slow by nature, and the more so beside other work.
+pub fn patient(limit: Duration) -> Duration {
+    limit * if emulated() { 3 } else { 1 }
 }
 
 /// A TCP port on loopback that is free now.
