@@ -63,6 +63,12 @@ fn ping_pong(kind: Kind, device_spin: Duration, rounds: u64, waits: fn(&mut Side
     ping_pong_over(qp_type::RC, kind, device_spin, rounds, waits);
 }
 
+/// The last question, which has no number.
+const LAST: u64 = u64::MAX;
+
+/// How long one ping-pong goes on for its rounds: on a loaded machine each takes several turns of its scheduler.
+const ENOUGH: Duration = Duration::from_secs(10);
+
 /// Over a QP type. A process checks that nothing is lost, so what may be lost has to find a link and a receive.
 fn ping_pong_over(
     qp_type: u32,
@@ -102,7 +108,8 @@ fn ping_pong_over(
     let far = std::thread::spawn(move || {
         // The two queues of a QP complete in no order to each other: the next question may overtake the answer's CQE.
         let (mut questions, mut answers) = (0, 0);
-        while answers < rounds {
+        let mut last = false;
+        while !last || answers < questions {
             let cqe = waits(&mut b, "a question or the completion of an answer");
             if cqe.is_send() {
                 assert_eq!(cqe.wr_id, 2 * answers + 1);
@@ -111,6 +118,9 @@ fn ping_pong_over(
             }
             let n = questions;
             assert_eq!(cqe.wr_id, 2 * n);
+            let asked = b.mr.read(data, 8);
+            last = asked == LAST.to_le_bytes();
+            assert!(last || asked == n.to_le_bytes());
             questions += 1;
             b.recv(2 * n + 2, 0, 128);
             b.send(&SendWr {
@@ -120,17 +130,23 @@ fn ping_pong_over(
         }
         b
     });
+    let started = Instant::now();
     for n in 0..rounds {
+        let last = n + 1 == rounds || started.elapsed() > ENOUGH;
+        let question = if last { LAST } else { n };
         a.recv(2 * n, 0, 128);
         a.send(&SendWr {
             datagram: to_b,
-            ..SendWr::signaled(2 * n + 1, send::SEND).with_inline(&n.to_le_bytes())
+            ..SendWr::signaled(2 * n + 1, send::SEND).with_inline(&question.to_le_bytes())
         });
         for _ in 0..2 {
             let cqe = waits(&mut a, "question or answer");
             assert_eq!(cqe.wr_id, if cqe.is_send() { 2 * n + 1 } else { 2 * n });
         }
         assert_eq!(a.mr.read(data, 8), n.to_le_bytes());
+        if last {
+            break;
+        }
         // Pauses of every length around the device's own, so that posts meet it on its way to sleep.
         let pause = Duration::from_nanos(random.below(if device_spin.is_zero() {
             8_000
