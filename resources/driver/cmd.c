@@ -78,6 +78,9 @@ static bool vrdma_shut_down(struct vrdma_dev *dev)
 	WRITE_ONCE(dev->failed, true);
 	virtio_break_device(dev->vdev);
 	virtio_reset_device(dev->vdev);
+	smp_store_release(&dev->dead, true);
+	/* Whoever posts looks there once more after it. */
+	smp_mb();
 
 	spin_lock_irqsave(&dev->ctrl.lock, flags);
 	while ((cmd = virtqueue_detach_unused_buf(dev->ctrl.vq))) {
@@ -102,6 +105,7 @@ void vrdma_fail(struct vrdma_dev *dev, const char *why)
 	if (!vrdma_shut_down(dev))
 		return;
 	dev_err(&dev->vdev->dev, "device reset and out of use: %s\n", why);
+	vrdma_flush_start(dev);
 	spin_lock_irqsave(&dev->netdev_lock, flags);
 	registered = dev->registered;
 	spin_unlock_irqrestore(&dev->netdev_lock, flags);

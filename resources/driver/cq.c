@@ -290,6 +290,8 @@ int vrdma_poll_cq(struct ib_cq *ibcq, int num_entries, struct ib_wc *wc)
 	const struct virtio_rdma_cqe *cqe;
 	struct vrdma_qp *qp;
 	struct vrdma_wq *wq;
+	/* One that is dead before the ring is looked at adds nothing to it. */
+	bool dead = smp_load_acquire(&dev->dead);
 	unsigned long flags;
 	u32 before;
 	u16 cqe_flags;
@@ -312,12 +314,15 @@ int vrdma_poll_cq(struct ib_cq *ibcq, int num_entries, struct ib_wc *wc)
 	}
 	if (cq->consumer != before)
 		vrdma_cq_consumed(cq);
+	if (unlikely(dead))
+		n += vrdma_flush(cq, num_entries - n, wc + n);
 	spin_unlock_irqrestore(&cq->lock, flags);
 	return n;
 }
 
 int vrdma_req_notify_cq(struct ib_cq *ibcq, enum ib_cq_notify_flags flags)
 {
+	struct vrdma_dev *dev = to_vdev(ibcq->device);
 	struct vrdma_cq *cq = to_vcq(ibcq);
 	unsigned long irq_flags;
 	u32 kind;
@@ -335,7 +340,8 @@ int vrdma_req_notify_cq(struct ib_cq *ibcq, enum ib_cq_notify_flags flags)
 	/* Armed before the ring is looked at; the device does the reverse. */
 	mb();
 	if (flags & IB_CQ_REPORT_MISSED_EVENTS)
-		missed = vrdma_cqe_valid(cq, cq->consumer);
+		missed = vrdma_cqe_valid(cq, cq->consumer) ||
+			 (READ_ONCE(dev->dead) && vrdma_flush_waits(cq));
 	spin_unlock_irqrestore(&cq->lock, irq_flags);
 	return missed;
 }

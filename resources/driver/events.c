@@ -137,17 +137,26 @@ static void vrdma_event_cq(struct vrdma_dev *dev, u32 cqn)
 	vrdma_cq_put(cq);
 }
 
+void vrdma_qp_event(struct vrdma_qp *qp, enum ib_event_type type)
+{
+	struct ib_event event = {
+		.device = qp->ibqp.device,
+		.element.qp = &qp->ibqp,
+		.event = type,
+	};
+
+	if (qp->ibqp.event_handler)
+		qp->ibqp.event_handler(&event, qp->ibqp.qp_context);
+}
+
 static void vrdma_event_qp(struct vrdma_dev *dev, u32 qpn,
 			   enum ib_event_type type)
 {
-	struct ib_event event = { .device = &dev->ibdev, .event = type };
 	struct vrdma_qp *qp = vrdma_qp_get(dev, qpn);
 
 	if (!qp)
 		return;
-	event.element.qp = &qp->ibqp;
-	if (qp->ibqp.event_handler)
-		qp->ibqp.event_handler(&event, qp->ibqp.qp_context);
+	vrdma_qp_event(qp, type);
 	vrdma_qp_put(qp);
 }
 

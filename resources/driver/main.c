@@ -264,6 +264,7 @@ static int vrdma_probe(struct virtio_device *vdev)
 	xa_init_flags(&dev->srqs, XA_FLAGS_LOCK_IRQ);
 	mutex_init(&dev->fail_lock);
 	INIT_WORK(&dev->fail_work, vrdma_fail_work);
+	INIT_WORK(&dev->flush_work, vrdma_flush_work);
 	vrdma_netdev_init(dev);
 	/* A piece of memory is given to the device as long as it is. */
 	dma_set_max_seg_size(dev->dma_dev, UINT_MAX);
@@ -302,6 +303,7 @@ static int vrdma_probe(struct virtio_device *vdev)
 err_stop:
 	vrdma_stop(dev);
 	cancel_work_sync(&dev->fail_work);
+	cancel_work_sync(&dev->flush_work);
 	vrdma_netdev_release(dev);
 	vrdma_free_vqs(dev);
 err_comp:
@@ -328,6 +330,7 @@ static void vrdma_remove(struct virtio_device *vdev)
 
 	vrdma_stop(dev);
 	cancel_work_sync(&dev->fail_work);
+	cancel_work_sync(&dev->flush_work);
 	vrdma_netdev_release(dev);
 	vrdma_free_vqs(dev);
 	kfree(dev->comp);
@@ -336,6 +339,14 @@ static void vrdma_remove(struct virtio_device *vdev)
 	xa_destroy(&dev->qps);
 	xa_destroy(&dev->srqs);
 	ib_dealloc_device(&dev->ibdev);
+}
+
+static void vrdma_config_changed(struct virtio_device *vdev)
+{
+	struct vrdma_dev *dev = vdev->priv;
+
+	if (vdev->config->get_status(vdev) & VIRTIO_CONFIG_S_NEEDS_RESET)
+		schedule_work(&dev->fail_work);
 }
 
 static const struct virtio_device_id vrdma_ids[] = {
@@ -365,6 +376,7 @@ static struct virtio_driver vrdma_driver = {
 	.validate = vrdma_validate,
 	.probe = vrdma_probe,
 	.remove = vrdma_remove,
+	.config_changed = vrdma_config_changed,
 };
 module_virtio_driver(vrdma_driver);
 

@@ -18,11 +18,6 @@ void vrdma_wq_init(struct vrdma_wq *wq, void *ring, u32 entries, u32 stride,
 	wq->max_sge = max_sge;
 }
 
-static void *vrdma_wq_slot(const struct vrdma_wq *wq, u32 index)
-{
-	return wq->ring + (size_t)(index & (wq->entries - 1)) * wq->stride;
-}
-
 static bool vrdma_wq_full(const struct vrdma_wq *wq, u32 producer)
 {
 	return producer - smp_load_acquire(&wq->consumer) >= wq->entries;
@@ -39,10 +34,14 @@ static void vrdma_wq_publish(struct vrdma_qp *qp, struct vrdma_wq *wq,
 
 	if (producer == wq->producer)
 		return;
-	wq->producer = producer;
+	smp_store_release(&wq->producer, producer);
 	dma_wmb();
 	WRITE_ONCE(*index, cpu_to_le32(producer));
 	mb();
+	if (unlikely(READ_ONCE(dev->dead))) {
+		schedule_work(&dev->flush_work);
+		return;
+	}
 	if (!(le32_to_cpu(READ_ONCE(qp->ctrl->flags)) & kick))
 		return;
 	if (dev->kernel_doorbell)

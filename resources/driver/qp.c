@@ -282,6 +282,10 @@ int vrdma_modify_qp(struct ib_qp *ibqp, struct ib_qp_attr *attr, int mask,
 		return err;
 	err = vrdma_exec(dev, qp->context, VIRTIO_RDMA_CMD_MODIFY_QP,
 			 &wire, sizeof(wire), NULL, 0);
+	/* On a device that failed every queue pair is in error, and flushes. */
+	if (err == -EIO && qp->ctrl && mask & IB_QP_STATE &&
+	    attr->qp_state == IB_QPS_ERR)
+		err = 0;
 	if (err)
 		return err;
 	if (mask & IB_QP_STATE) {

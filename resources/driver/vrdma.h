@@ -17,6 +17,7 @@
  * ah.c        address handles, multicast groups
  * srq.c       shared receive queues
  * post.c      posting to queue pairs of kernel users
+ * flush.c     what a failed device owes kernel users
  */
 #ifndef VRDMA_H
 #define VRDMA_H
@@ -99,7 +100,9 @@ struct vrdma_dev {
 
 	struct mutex fail_lock;	/* only one at a time resets the device */
 	bool failed;
+	bool dead;		/* and reset: it writes nothing any more */
 	struct work_struct fail_work;
+	struct work_struct flush_work;
 
 	spinlock_t netdev_lock;	/* netdev, port_active, registered */
 	struct net_device *netdev;
@@ -205,6 +208,11 @@ struct vrdma_wq {
 	u32 consumer;		/* written under the CQ's lock */
 };
 
+static inline void *vrdma_wq_slot(const struct vrdma_wq *wq, u32 index)
+{
+	return wq->ring + (size_t)(index & (wq->entries - 1)) * wq->stride;
+}
+
 struct vrdma_qp {
 	struct ib_qp ibqp;
 	u32 context;
@@ -275,6 +283,7 @@ void vrdma_eq_start(struct vrdma_eq *eq);
 void vrdma_async_event(struct virtqueue *vq);
 void vrdma_comp_event(struct virtqueue *vq);
 void vrdma_port_event(struct vrdma_dev *dev, enum ib_event_type type);
+void vrdma_qp_event(struct vrdma_qp *qp, enum ib_event_type type);
 
 /* netdev.c */
 void vrdma_netdev_init(struct vrdma_dev *dev);
@@ -407,5 +416,11 @@ int vrdma_post_send(struct ib_qp *ibqp, const struct ib_send_wr *wr,
 		    const struct ib_send_wr **bad_wr);
 int vrdma_post_recv(struct ib_qp *ibqp, const struct ib_recv_wr *wr,
 		    const struct ib_recv_wr **bad_wr);
+
+/* flush.c */
+int vrdma_flush(struct vrdma_cq *cq, int room, struct ib_wc *wc);
+bool vrdma_flush_waits(struct vrdma_cq *cq);
+void vrdma_flush_work(struct work_struct *work);
+void vrdma_flush_start(struct vrdma_dev *dev);
 
 #endif /* VRDMA_H */

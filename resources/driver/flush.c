@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * The end of kernel users' work on a device that failed. Such a device writes
+ * no completions, and whoever waits for them (a drain does) would wait for
+ * ever: the driver flushes in its place.
+ */
+#include <rdma/ib_verbs.h>
+
+#include "vrdma.h"
+
+static int vrdma_flush_wq(struct vrdma_qp *qp, struct vrdma_wq *wq,
+			  enum ib_wc_opcode opcode, int room, struct ib_wc *wc)
+{
+	u32 producer = smp_load_acquire(&wq->producer), index = wq->consumer;
+	int n = 0;
+
+	for (; n < room && index != producer; n++, index++) {
+		memset(&wc[n], 0, sizeof(wc[n]));
+		/* Both kinds of work request begin with it. */
+		wc[n].wr_id = le64_to_cpup(vrdma_wq_slot(wq, index));
+		wc[n].status = IB_WC_WR_FLUSH_ERR;
+		wc[n].opcode = opcode;
+		wc[n].qp = &qp->ibqp;
+	}
+	smp_store_release(&wq->consumer, index);
+	return n;
+}
+
+/*
+ * Completions that the device owes a kernel CQ, when all that it did write was
+ * taken from the ring. Under the CQ's lock.
+ */
+int vrdma_flush(struct vrdma_cq *cq, int room, struct ib_wc *wc)
+{
+	struct vrdma_dev *dev = to_vdev(cq->ibcq.device);
+	struct vrdma_qp *qp;
+	unsigned long i;
+	int n = 0;
+
+	/* One that is in there under the lock is not freed. */
+	xa_lock(&dev->qps);
+	xa_for_each(&dev->qps, i, qp) {
+		if (!qp->ctrl)
+			continue;
+		if (qp->ibqp.send_cq == &cq->ibcq)
+			n += vrdma_flush_wq(qp, &qp->sq, IB_WC_SEND, room - n,
+					    wc + n);
+		if (qp->ibqp.recv_cq == &cq->ibcq)
+			n += vrdma_flush_wq(qp, &qp->rq, IB_WC_RECV, room - n,
+					    wc + n);
+	}
+	xa_unlock(&dev->qps);
+	return n;
+}
+
+/* Whether vrdma_flush() would find any. Under the CQ's lock. */
+bool vrdma_flush_waits(struct vrdma_cq *cq)
+{
+	struct vrdma_dev *dev = to_vdev(cq->ibcq.device);
+	struct vrdma_qp *qp;
+	unsigned long i;
+	bool waits = false;
+
+	xa_lock(&dev->qps);
+	xa_for_each(&dev->qps, i, qp) {
+		if (!qp->ctrl)
+			continue;
+		if (qp->ibqp.send_cq == &cq->ibcq)
+			waits |= READ_ONCE(qp->sq.producer) != qp->sq.consumer;
+		if (qp->ibqp.recv_cq == &cq->ibcq)
+			waits |= READ_ONCE(qp->rq.producer) != qp->rq.consumer;
+	}
+	xa_unlock(&dev->qps);
+	return waits;
+}
+
+/* The events that kernel users asked for. */
+void vrdma_flush_work(struct work_struct *work)
+{
+	struct vrdma_dev *dev = container_of(work, struct vrdma_dev, flush_work);
+	struct vrdma_cq *cq;
+	unsigned long i;
+
+	xa_for_each(&dev->cqs, i, cq) {
+		cq = vrdma_cq_get(dev, i);
+		if (!cq)
+			continue;
+		if (READ_ONCE(cq->armed))
+			vrdma_cq_event(cq);
+		vrdma_cq_put(cq);
+	}
+}
+
+/* The device has just failed: all that kernel users have there is in error. */
+void vrdma_flush_start(struct vrdma_dev *dev)
+{
+	struct vrdma_qp *qp;
+	unsigned long i;
+
+	xa_for_each(&dev->qps, i, qp) {
+		qp = vrdma_qp_get(dev, i);
+		if (!qp)
+			continue;
+		if (qp->ctrl && qp->ibqp.srq)
+			vrdma_qp_event(qp, IB_EVENT_QP_LAST_WQE_REACHED);
+		vrdma_qp_put(qp);
+	}
+	schedule_work(&dev->flush_work);
+}
