@@ -1,7 +1,7 @@
 #!/bin/bash
 # build-driver.sh [--suite trixie|bookworm] [--check]: builds the guest kernel driver (resources/driver) for that suite's
-# kernel, if the cache has no build of these sources, and prints the directory that holds virtio_rdma.ko. With --check it
-# is always built anew, with W=1 and sparse, and every warning is an error.
+# kernel, if the cache has no build of these sources, and prints the directory that holds virtio_rdma.ko, and vrdma_selftest.ko
+# for tests. With --check it is always built anew, with W=1 and sparse, and every warning is an error.
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 
@@ -31,7 +31,7 @@ build() {
         # The path of the sources goes into the module: always this one.
         mkdir -p /usr/src/virtio_rdma
         mount --bind /mnt/0/virtio_rdma /usr/src/virtio_rdma
-        make -C "$kernel" M=/usr/src/virtio_rdma -j"$(nproc)" '"$flags"' modules 2>&1' | tee "$work/log"
+        make -C "$kernel" M=/usr/src/virtio_rdma -j"$(nproc)" CONFIG_VRDMA_SELFTEST=m '"$flags"' modules 2>&1' | tee "$work/log"
     if [ -n "$check" ]; then
         # sparse also reports on the kernel headers it reads: those are not ours.
         ! grep -E 'warning|error' "$work/log" | grep -v -E '^/usr/(src|lib)/linux-|(^|/)include/(linux|asm|rdma|net|uapi)/' ||
@@ -40,7 +40,10 @@ build() {
     fi
     [ -e "$work/virtio_rdma/virtio_rdma.ko" ] || { echo "the Makefile made no virtio_rdma.ko"; return 1; }
     mkdir "$work/out"
-    BIND=$work in_root "$root" strip --strip-debug -o /mnt/0/out/virtio_rdma.ko /mnt/0/virtio_rdma/virtio_rdma.ko
+    BIND=$work in_root "$root" sh -ec '
+        for module in virtio_rdma vrdma_selftest; do
+            strip --strip-debug -o "/mnt/0/out/$module.ko" "/mnt/0/virtio_rdma/$module.ko"
+        done'
     mv "$work/out" "$out"
 }
 

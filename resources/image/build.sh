@@ -90,7 +90,7 @@ install_modules() {
     cp -R "$modules" "$1/lib/modules"
     if [ -n "$driver" ]; then
         mkdir "$target/updates"
-        cp "$driver/virtio_rdma.ko" "$target/updates/"
+        cp "$driver"/*.ko "$target/updates/"
     fi
     PATH=$PATH:/usr/sbin:/sbin depmod -b "$1" "$version"
     # kmod reads the binary forms only.

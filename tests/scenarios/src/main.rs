@@ -4,6 +4,7 @@
 
 mod connections;
 mod faults;
+mod kernel;
 mod life;
 mod shared;
 mod sweep;
@@ -43,6 +44,7 @@ const SCENARIOS: &[Scenario] = &[
     ("paused-target", faults::paused_target, 300),
     ("killed-process", faults::killed_process, 400),
     ("unbind", faults::unbind, 400),
+    ("kernel-verbs", kernel::kernel_verbs, 300),
 ];
 
 /// Those that take long or need packages beyond the usual image's: run when named, not listed.

@@ -111,7 +111,12 @@ impl Lab {
             .arg("--serial")
             .arg(format!("file={}", serial.display()))
             .arg("--append")
-            .arg(format!("longarm.hostname={}{}", spec.name, spec.cmdline))
+            .arg(format!(
+                "longarm.hostname={}{} {}",
+                spec.name,
+                spec.cmdline,
+                more_words()
+            ))
             .args(&spec.args);
         let monitor = Running::process(command)?;
         Ok(Vm {
@@ -128,8 +133,13 @@ impl Lab {
     /// The emulated lab loses a guest now and then: TCG gets one wrong, and its kernel dies. While it boots, before our driver is in it,
     /// that is no fault of ours, and it boots again, twice at most; it is told.
     pub fn boot_pair(&self, args: &[&str]) -> Result<(Vm, Vm)> {
+        self.boot_two(args, args)
+    }
+
+    /// [`Lab::boot_pair`], with arguments for each.
+    pub fn boot_two(&self, args_a: &[&str], args_b: &[&str]) -> Result<(Vm, Vm)> {
         for _ in 0..2 {
-            let (a, b) = self.start_pair(args)?;
+            let (a, b) = self.start_two(args_a, args_b)?;
             match a.ready().and_then(|()| b.ready()) {
                 Err(error) if emulated() && (a.died_early() || b.died_early()) => {
                     println!("retried a boot: {error:#}");
@@ -141,23 +151,23 @@ impl Lab {
                 }
             }
         }
-        let (a, b) = self.start_pair(args)?;
+        let (a, b) = self.start_two(args_a, args_b)?;
         a.ready()?;
         b.ready()?;
         a.reach(&b)?;
         Ok((a, b))
     }
 
-    fn start_pair(&self, args: &[&str]) -> Result<(Vm, Vm)> {
+    fn start_two(&self, args_a: &[&str], args_b: &[&str]) -> Result<(Vm, Vm)> {
         let (left, right) = (free_port()?, free_port()?);
         let a = self.boot(
             VmSpec::new("a")
-                .args(args)
+                .args(args_a)
                 .fabric(left, &[right], "10.0.0.1/24"),
         )?;
         let b = self.boot(
             VmSpec::new("b")
-                .args(args)
+                .args(args_b)
                 .fabric(right, &[left], "10.0.0.2/24"),
         )?;
         Ok((a, b))
@@ -324,6 +334,11 @@ pub fn emulated() -> bool {
 /// A limit of time, longer where everything is slow by nature, and the more so beside other work.
 pub fn patient(limit: Duration) -> Duration {
     limit * if emulated() { 3 } else { 1 }
+}
+
+/// Words that LONGARM_GUEST_APPEND adds to every guest's kernel command line: the kernel's own checks, say.
+fn more_words() -> String {
+    std::env::var("LONGARM_GUEST_APPEND").unwrap_or_default()
 }
 
 /// A TCP port on loopback that is free now.
