@@ -3,6 +3,8 @@
 # failed is printed. Installs what it needs. Logs stay in target/test-logs.
 #
 # LONGARM_HOSTILE_SECONDS lengthens the hostile-ring part (default 20 here; 600 for the ten minutes of a release).
+# LONGARM_GUEST_APPEND adds words to the guests' kernel command lines, for checks of the kernel's own such as
+# "slub_debug=FZPU kfence.sample_interval=20".
 set -uo pipefail
 cd "$(dirname "$0")/.."
 tree=$PWD logs=$PWD/target/test-logs
@@ -26,6 +28,7 @@ parts=(
     'verbs-suite-bookworm 1300 the tests of rdma-core 44 in a Debian 12 guest, likewise'
     'tools       1800 by name: perftest, rdmacm-utils, the pingpongs, qperf and fio over RDMA between two Debian 13 guests, with all their options'
     'upstream    1800 by name: the patches in resources/upstream apply; perftest with ours sends inline and uses the new post API'
+    'kernel-users 1400 by name: NVMe over RDMA between two Debian 13 guests'
 )
 
 part_format() { cargo fmt --all --check; }
@@ -57,6 +60,7 @@ part_upstream() {
     scenarios trixie perftest-patched
 }
 part_verbs_suite() { INCLUDE=python3-pyverbs scenarios trixie verbs-suite; }
+part_kernel_users() { scenarios trixie nvme; }
 part_verbs_suite_bookworm() { INCLUDE=python3-pyverbs scenarios bookworm verbs-suite; }
 
 smoke() { # SUITE WORDS

@@ -6,6 +6,7 @@ mod connections;
 mod faults;
 mod kernel;
 mod life;
+mod nvme;
 mod shared;
 mod sweep;
 mod tools;
@@ -66,6 +67,7 @@ const APART: &[Scenario] = &[
     ("rdmacm-utils", tools::rdmacm_utils, 400),
     ("other-tools", tools::other_tools, 600),
     ("perftest-patched", tools::perftest_patched, 600),
+    ("nvme", nvme::nvme, 500),
 ];
 
 const USAGE: &str = "longarm-scenarios --longarm BINARY --image DIR --out DIR NAME... | --list";

@@ -159,3 +159,13 @@ fn judge(outcome: &Outcome, lost: [u64; 2], says: &[&str]) -> Result<()> {
 pub fn resources(vm: &Vm) -> Result<String> {
     Ok(vm.exec("rdma resource", 30)?.ok("rdma resource")?.stdout)
 }
+
+/// The RDMA objects of a VM: CQs stay with the device, in a pool from which kernel users take them.
+pub fn objects(vm: &Vm) -> Result<Vec<String>> {
+    let all = resources(vm)?;
+    let mut words: Vec<String> = all.split_whitespace().map(String::from).collect();
+    if let Some(cq) = words.iter().position(|word| word == "cq") {
+        words.drain(cq..cq + 2);
+    }
+    Ok(words)
+}
