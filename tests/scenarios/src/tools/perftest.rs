@@ -157,7 +157,7 @@ const OTHERS: &[Block] = &[
     },
     Block {
         tools: &["ib_send_bw"],
-        options: &["-c UC -q 64", "-c UD -q 64", "--use-srq -q 64"],
+        options: &["-c UC -q 64", "-c UD -q 64"],
         iterations: MANY,
         ..BLOCK
     },
@@ -205,6 +205,7 @@ const OTHERS: &[Block] = &[
             "--use-srq -b",
             "--use-srq -e",
             "--use-srq -R",
+            "--use-srq -q 64",
             "--use-srq -q 8 -R -e",
             "--recv_post_list 16",
         ],
