@@ -207,7 +207,7 @@ const OTHERS: &[Block] = &[
             "--use-srq -R",
             "--use-srq -q 64",
             "--use-srq -q 8 -R -e",
-            "--recv_post_list 16",
+            "--recv_post_list 10",
         ],
         short: &["--use-srq -b"],
         ..BLOCK
