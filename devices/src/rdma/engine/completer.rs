@@ -164,6 +164,10 @@ pub(super) fn nak(qp: &mut Qp, env: &mut Env<'_>, header: &FrameHeader) {
         retry::no_such_qp(qp, env);
         return;
     }
+    // Before an end of waiting for the QP goes back.
+    let requester = &qp.transport.requester;
+    let begun = requester.oldest.wrapping_add(requester.position);
+    let begun = requester.offset > 0 && begun == requester.sent;
     if !retry::acknowledged(qp, env, header.seq) {
         return;
     }
@@ -172,7 +176,7 @@ pub(super) fn nak(qp: &mut Qp, env: &mut Env<'_>, header: &FrameHeader) {
     if requester.messages.is_empty() || qp.state == QpState::Err {
         return;
     }
-    if header.seq == requester.sent && requester.offset == 0 {
+    if header.seq == requester.sent && !begun {
         // Nothing that was sent is left to be refused.
         return;
     }
@@ -402,6 +406,20 @@ mod tests {
             assert_eq!(node.qp(&queue).state, QpState::Err);
             assert_eq!(node.events(), []);
         }
+    }
+
+    #[test]
+    fn a_refusal_behind_one_of_no_qp_ends_a_message_that_is_partly_sent() {
+        let mut node = Node::new();
+        let mut queue = node.connected();
+        let post = write(&node, 1, 600 << 10);
+        node.send(&mut queue, post);
+        node.engine
+            .round(&mut node.objects, &mut node.fabric, node.now);
+        // The responder failed at the first frame, and what came behind it found nobody.
+        node.take(refusal(&queue, 0, nak::NO_QP, 0), &[]);
+        node.take(refusal(&queue, SQ_PSN, nak::REMOTE_ACCESS, 0), &[]);
+        assert_eq!(node.done(&mut queue), [(1, cqe_status::REM_ACCESS_ERR)]);
     }
 
     #[test]
