@@ -37,6 +37,7 @@ impl DeviceConfig {
         | feature::MW
         | feature::CQ_RESIZE
         | feature::USER_DOORBELL
+        | feature::XRC
         | feature::DMA_MR;
 
     /// Node and system image GUID: the EUI-64 of the MAC address.

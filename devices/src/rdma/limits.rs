@@ -32,6 +32,8 @@ pub struct Limits {
     pub srqs: u32,
     /// Entries of a shared receive queue, a power of two.
     pub srq_wr: u32,
+    /// XRC domains.
+    pub xrcds: u32,
     /// SGEs of a send.
     pub send_sge: u32,
     /// SGEs of a receive, shared or not.
@@ -71,6 +73,7 @@ impl Default for Limits {
             recv_wr: 8192,
             srqs: 16_384,
             srq_wr: 16_384,
+            xrcds: 16_384,
             send_sge: 32,
             recv_sge: 32,
             inline: 928,
@@ -101,6 +104,7 @@ impl Limits {
             ("recv_wr", self.recv_wr, 1, 1 << 15),
             ("srqs", self.srqs, 1, 1 << 20),
             ("srq_wr", self.srq_wr, 1, 1 << 15),
+            ("xrcds", self.xrcds, 1, 1 << 20),
             ("send_sge", self.send_sge, 1, 252),
             ("recv_sge", self.recv_sge, 1, 63),
             ("inline", self.inline, 0, 4096 - 64),

@@ -182,6 +182,8 @@ counters! {
         cqs,
         /// Shared receive queues.
         srqs,
+        /// XRC domains.
+        xrcds,
         /// Queue pairs.
         qps,
         /// List entries of all regions and rings (`mr_entries` of the limits).
@@ -209,10 +211,11 @@ impl ObjectCounts {
             mws,
             cqs,
             srqs,
+            xrcds,
             qps,
             mr_entries,
         } = self;
-        for count in [contexts, pds, mrs, mws, cqs, srqs, qps, mr_entries] {
+        for count in [contexts, pds, mrs, mws, cqs, srqs, xrcds, qps, mr_entries] {
             count.set(0);
         }
     }

@@ -37,11 +37,13 @@ pub mod command {
     pub const DEALLOC_MW: u16 = 0x0091;
     pub const ATTACH_MCAST: u16 = 0x00a0;
     pub const DETACH_MCAST: u16 = 0x00a1;
+    pub const ALLOC_XRCD: u16 = 0x00b0;
+    pub const DEALLOC_XRCD: u16 = 0x00b1;
     pub const CREATE_SRQ: u16 = 0x0070;
     pub const MODIFY_SRQ: u16 = 0x0071;
     pub const QUERY_SRQ: u16 = 0x0072;
     pub const DESTROY_SRQ: u16 = 0x0073;
-    pub const ALL: [u16; 32] = [
+    pub const ALL: [u16; 34] = [
         QUERY_DEVICE,
         QUERY_PORT,
         QUERY_COUNTERS,
@@ -74,6 +76,8 @@ pub mod command {
         DESTROY_SRQ,
         ALLOC_MW,
         DEALLOC_MW,
+        ALLOC_XRCD,
+        DEALLOC_XRCD,
     ];
 }
 
@@ -246,6 +250,7 @@ pub mod cqe_flag {
     pub const WITH_INV: u16 = 4;
     pub const SEND_QUEUE: u16 = 8;
     pub const ETHERNET: u16 = 16;
+    pub const XRC: u16 = 32;
 }
 
 /// Types of asynchronous events (section 8).
@@ -362,6 +367,7 @@ pub struct DeviceLimits {
     pub max_srq: u32,
     pub max_srq_wr: u32,
     pub max_srq_sge: u32,
+    pub max_xrcd: u32,
     pub max_rd_atomic: u32,
     pub max_init_rd_atomic: u32,
     pub max_mcast_grp: u32,
@@ -400,6 +406,7 @@ impl DeviceLimits {
             max_srq: field(15),
             max_srq_wr: field(16),
             max_srq_sge: field(17),
+            max_xrcd: field(19),
             max_rd_atomic: field(20),
             max_init_rd_atomic: field(21),
             max_mcast_grp: field(22),
@@ -586,6 +593,7 @@ pub struct Cqe {
     pub timestamp: u64,
     pub smac: [u8; 6],
     pub vlan: u16,
+    pub srqn: u32,
 }
 
 impl Cqe {
@@ -606,6 +614,7 @@ impl Cqe {
             timestamp: le64(bytes, 40),
             smac: bytes[48..54].try_into().expect("six bytes"),
             vlan: le16(bytes, 54),
+            srqn: le32(bytes, 56),
         }
     }
     /// Whether it is of the send queue.
@@ -650,7 +659,9 @@ pub struct SendHeader {
     pub swap: u64,
     /// Of a datagram, in place of the last three.
     pub datagram: Option<DatagramAddress>,
+    /// REG_MR, and in the same place XRC.
     pub num_pages: u32,
+    pub srqn: u32,
     pub page_shift: u8,
 }
 
@@ -685,7 +696,7 @@ impl SendHeader {
         out[24..32].copy_from_slice(&self.remote_addr.to_le_bytes());
         out[32..40].copy_from_slice(&self.compare_add.to_le_bytes());
         out[40..48].copy_from_slice(&self.swap.to_le_bytes());
-        out[48..52].copy_from_slice(&self.num_pages.to_le_bytes());
+        out[48..52].copy_from_slice(&(self.num_pages | self.srqn).to_le_bytes());
         out[52] = self.page_shift;
         if let Some(to) = &self.datagram {
             out[24..28].copy_from_slice(&to.dest_qpn.to_le_bytes());
@@ -782,6 +793,8 @@ pub mod qp_type {
     pub const RC: u32 = 2;
     pub const UC: u32 = 3;
     pub const UD: u32 = 4;
+    pub const XRC_INI: u32 = 9;
+    pub const XRC_TGT: u32 = 10;
 }
 
 /// CREATE_SRQ's body (section 4.12).

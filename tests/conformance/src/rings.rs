@@ -147,6 +147,8 @@ pub struct SendWr<'a> {
     pub swap: u64,
     /// Of a datagram.
     pub datagram: Option<DatagramAddress>,
+    /// Of an XRC initiator.
+    pub srqn: u32,
     pub num_pages: u32,
     pub page_shift: u8,
 }
@@ -201,6 +203,11 @@ impl<'a> SendWr<'a> {
             datagram: Some(address),
             ..self
         }
+    }
+
+    /// For an SRQ at an XRC target.
+    pub fn for_srq(self, srqn: u32) -> Self {
+        SendWr { srqn, ..self }
     }
 
     /// Into or from the far region, `at` so many bytes of it.
@@ -297,6 +304,7 @@ impl Qp {
             compare_add: wr.compare_add,
             swap: wr.swap,
             datagram: wr.datagram,
+            srqn: wr.srqn,
             num_pages: wr.num_pages,
             page_shift: wr.page_shift,
         }

@@ -90,9 +90,13 @@ impl Connection {
         let mut init = self.init(qp.qpn);
         let mut rtr = self.rtr(qp.qpn, n, far.0, far.1);
         let mut rts = self.rts(qp.qpn, n);
-        if qp.kind != qp_type::RC {
+        if !matches!(qp.kind, qp_type::RC | qp_type::XRC_TGT) {
             rtr.mask &= !(mask::MAX_DEST_RD_ATOMIC | mask::MIN_RNR_TIMER);
-            rts.mask = mask::STATE | mask::SQ_PSN;
+        }
+        match qp.kind {
+            qp_type::RC | qp_type::XRC_INI => {}
+            qp_type::XRC_TGT => rts.mask = mask::STATE | mask::SQ_PSN | mask::TIMEOUT,
+            _ => rts.mask = mask::STATE | mask::SQ_PSN,
         }
         if matches!(qp.kind, qp_type::UD | qp_type::GSI) {
             let port = init.mask & mask::PORT;
@@ -206,8 +210,12 @@ impl Side {
         let cq = node
             .create_cq(context, options.cq_entries, 0)
             .expect("a CQ");
+        let recv_cq = match options.qp.kind {
+            qp_type::XRC_INI => 0,
+            _ => cq.cqn,
+        };
         let qp = node
-            .create_qp(context, pd, cq.cqn, cq.cqn, &options.qp)
+            .create_qp(context, pd, cq.cqn, recv_cq, &options.qp)
             .expect("a QP");
         let mr = if options.contiguous {
             node.mr_contiguous(context, pd, options.mr_len)

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::layout::{CreateSrq, ModifySrq, Sge, SrqAttributes, SrqBuffer, command, le32, srq_mask};
 use crate::memory::{Buffer, PAGE};
-use crate::node::{Context, Node, Outcome};
+use crate::node::{Context, KERNEL, Node, Outcome};
 use crate::rings::{Full, fill_recv, shared};
 
 /// A shared receive queue's ring.
@@ -77,6 +77,41 @@ impl Node {
             ring,
         };
         self.create_srq_raw(context, &create, buffer)
+    }
+
+    /// CREATE_SRQ of type XRC, in a domain and with a CQ of its own.
+    pub fn create_xrc_srq(
+        &self,
+        context: Context,
+        pd: u32,
+        entries: u32,
+        (cq, xrcd): (u32, u32),
+    ) -> Outcome<Srq> {
+        let (ring, buffer) = self.srq_buffer(entries, stride(2));
+        let create = CreateSrq {
+            pd,
+            kind: 1,
+            cq,
+            xrcd,
+            entries,
+            stride: stride(2),
+            max_sge: 2,
+            ring,
+        };
+        self.create_srq_raw(context, &create, buffer)
+    }
+
+    /// ALLOC_XRCD.
+    pub fn alloc_xrcd(&self) -> Outcome<u32> {
+        let body = self.command(command::ALLOC_XRCD, 0, &[])?;
+        assert_eq!(body.len(), 8);
+        Ok(le32(&body, 0))
+    }
+
+    /// DEALLOC_XRCD.
+    pub fn dealloc_xrcd(&self, xrcd: u32) -> Outcome<()> {
+        self.handle_command(command::DEALLOC_XRCD, KERNEL, xrcd)
+            .map(drop)
     }
 
     /// CREATE_SRQ with exactly this body.

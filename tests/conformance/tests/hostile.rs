@@ -108,10 +108,11 @@ fn any_frame_of_a_peer_is_taken_and_harms_nobody() {
         let answers = target.answers.iter().filter(|count| **count > 10).count();
         let refusals = target.refusals.iter().filter(|count| **count > 10).count();
         assert!(
-            answers >= 5 && refusals >= 5,
-            "{:?} {:?}",
+            answers >= 5 && refusals >= 5 && target.shared > 10,
+            "{:?} {:?} {}",
             target.answers,
-            target.refusals
+            target.refusals,
+            target.shared
         );
         true
     });

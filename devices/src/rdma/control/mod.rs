@@ -17,6 +17,7 @@ mod queues;
 mod srq;
 #[cfg(test)]
 mod tests;
+mod xrcd;
 
 /// A command's result: the reply's body is in the buffer given.
 type Outcome = Result<(), Status>;
@@ -99,6 +100,8 @@ fn lookup<'c>(opcode: u16) -> Option<Command<'c>> {
         opcode::DESTROY_SRQ => Command::any(bytes::<0>, Control::destroy_srq),
         opcode::ALLOC_MW => Command::any(bytes::<8>, Control::alloc_mw),
         opcode::DEALLOC_MW => Command::any(bytes::<0>, Control::dealloc_mw),
+        opcode::ALLOC_XRCD => Command::kernel(bytes::<8>, Control::alloc_xrcd),
+        opcode::DEALLOC_XRCD => Command::kernel(bytes::<0>, Control::dealloc_xrcd),
         _ => None,
     }
 }

@@ -74,6 +74,10 @@ impl Control<'_> {
             max_srq: shared(l.srqs),
             max_srq_wr: shared(l.srq_wr),
             max_srq_sge: shared(l.recv_sge),
+            max_xrcd: Le32::new(match self.needs(feature::XRC) {
+                Ok(()) => l.xrcds,
+                Err(_) => 0,
+            }),
             max_rd_atomic: Le32::new(l.rd_atomic.into()),
             max_init_rd_atomic: Le32::new(l.rd_atomic.into()),
             max_gids: Le32::new(l.gids),
@@ -219,7 +223,7 @@ impl Control<'_> {
 }
 
 /// Checks that a command has no body.
-fn whole_empty(body: &[u8]) -> Outcome {
+pub(super) fn whole_empty(body: &[u8]) -> Outcome {
     if body.is_empty() {
         Ok(())
     } else {

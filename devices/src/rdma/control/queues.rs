@@ -2,7 +2,7 @@
 
 use super::{Control, Outcome, handle, put_handle, with_list};
 use crate::rdma::memory::{RingBuffer, RingMemory};
-use crate::rdma::objects::{GSI_QPN, KERNEL, QpCaps, QpKind, QpRequest, RingPlace};
+use crate::rdma::objects::{GSI_QPN, KERNEL, QpCaps, QpKind, QpRefs, QpRequest, RingPlace};
 use crate::rdma::wire::{
     CreateQpBody, Le64, ReceiveWqeHeader, SendWqeHeader, Sge, Status, feature, qp_control, qp_flag,
     qp_type,
@@ -24,28 +24,33 @@ impl Control<'_> {
             qp_type::UC => (QpKind::Uc, feature::UC),
             qp_type::UD => (QpKind::Ud, feature::UD),
             qp_type::GSI => (QpKind::Gsi, feature::UD),
-            // Behind features that this device does not offer.
-            qp_type::XRC_INI | qp_type::XRC_TGT => return Err(Status::Unsupported),
+            qp_type::XRC_INI => (QpKind::XrcIni, feature::XRC),
+            qp_type::XRC_TGT => (QpKind::XrcTgt, feature::XRC),
             _ => return Err(Status::Invalid),
         };
         if self.config.features & needed != needed {
             return Err(Status::Unsupported);
         }
-        if kind == QpKind::Gsi && context != KERNEL {
+        if matches!(kind, QpKind::Gsi | QpKind::XrcTgt) && context != KERNEL {
             return Err(Status::Denied);
         }
         if kind == QpKind::Gsi && self.objects.qps.get(GSI_QPN).is_some() {
             return Err(Status::Exists);
         }
-        if head.xrcd.get() != 0 {
-            return Err(Status::Unsupported);
-        }
-        let srq = head.srq.get();
-        if srq != 0 {
+        let refs = QpRefs {
+            pd: head.pd.get(),
+            send_cq: head.send_cq.get(),
+            recv_cq: head.recv_cq.get(),
+            srq: head.srq.get(),
+            xrcd: head.xrcd.get(),
+        };
+        if refs.srq != 0 {
             self.needs(feature::SRQ)?;
-            if head.rq_entries.get() != 0 {
-                return Err(Status::Invalid);
-            }
+        }
+        let no_sends = kind == QpKind::XrcTgt;
+        let no_receives = refs.srq != 0 || matches!(kind, QpKind::XrcIni | QpKind::XrcTgt);
+        if no_sends && head.sq_entries.get() != 0 || no_receives && head.rq_entries.get() != 0 {
+            return Err(Status::Invalid);
         }
         let flags = head.flags.get();
         if flags & !qp_flag::ALL != 0 {
@@ -72,12 +77,7 @@ impl Control<'_> {
             page_shift: head.page_shift.get(),
             offset: head.buf_offset.get(),
         };
-        self.objects.check_pd(context, head.pd.get())?;
-        self.objects.check_cq(context, head.send_cq.get())?;
-        self.objects.check_cq(context, head.recv_cq.get())?;
-        if srq != 0 {
-            self.objects.check_srq(context, srq)?;
-        }
+        self.objects.check_qp_refs(context, kind, &refs)?;
         let memory = self.map(buffer, pages)?;
         let control = head.ctrl_offset.get();
         let parts = [
@@ -88,11 +88,8 @@ impl Control<'_> {
         check_parts(&memory, &parts)?;
         let qpn = self.objects.create_qp(QpRequest {
             context,
-            pd: head.pd.get(),
             kind,
-            send_cq: head.send_cq.get(),
-            recv_cq: head.recv_cq.get(),
-            srq,
+            refs,
             sq_sig_all: flags & qp_flag::SQ_SIG_ALL != 0,
             caps,
             memory,

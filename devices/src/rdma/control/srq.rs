@@ -6,7 +6,7 @@ use super::queues::{LINE, check_parts, holds_receives};
 use super::{Control, Outcome, handle, put_handle, with_list};
 use crate::rdma::memory::{RingBuffer, Scope};
 use crate::rdma::objects::RingPlace;
-use crate::rdma::objects::srq::{SrqRequest, SrqRing};
+use crate::rdma::objects::srq::{SrqRequest, SrqRing, Xrc};
 use crate::rdma::wire::{
     CreateSrqBody, Le64, ModifySrqBody, Status, feature, srq_control, srq_mask, srq_type,
 };
@@ -15,13 +15,20 @@ impl Control<'_> {
     pub(super) fn create_srq(&mut self, context: u32, body: &[u8], reply: &mut Vec<u8>) -> Outcome {
         self.needs(feature::SRQ)?;
         let (head, pages) = with_list::<CreateSrqBody, Le64>(body, |head| head.num_pages.get())?;
+        let xrc = Xrc {
+            xrcd: head.xrcd.get(),
+            cqn: head.cq.get(),
+        };
         match head.kind.get() {
-            srq_type::BASIC => {}
-            // Behind a feature that this device does not offer.
-            srq_type::XRC => return Err(Status::Unsupported),
+            srq_type::BASIC if xrc == Xrc::default() => {}
+            srq_type::XRC => {
+                self.needs(feature::XRC)?;
+                // An SRQ without a domain is a basic one.
+                self.objects.check_xrcd(xrc.xrcd)?;
+            }
             _ => return Err(Status::Invalid),
         }
-        if head.cq.get() != 0 || head.xrcd.get() != 0 || head.reserved.get() != 0 {
+        if head.reserved.get() != 0 {
             return Err(Status::Invalid);
         }
         let max_sge = head.max_sge.get();
@@ -34,7 +41,7 @@ impl Control<'_> {
             pd: head.pd.get(),
             qp: 0,
         };
-        self.objects.check_pd(context, scope.pd)?;
+        self.objects.check_srq_refs(context, scope.pd, xrc)?;
         let ring = self.map_srq(
             RingBuffer {
                 length: head.buf_length.get(),
@@ -51,6 +58,7 @@ impl Control<'_> {
         )?;
         let srqn = self.objects.create_srq(SrqRequest {
             scope,
+            xrc,
             max_sge,
             ring,
         })?;
@@ -102,7 +110,11 @@ impl Control<'_> {
 
     pub(super) fn destroy_srq(&mut self, context: u32, body: &[u8], _: &mut Vec<u8>) -> Outcome {
         self.needs(feature::SRQ)?;
-        self.objects.destroy_srq(context, handle(body)?)
+        let srqn = handle(body)?;
+        self.objects.check_srq(context, srqn)?;
+        // A message may be on its way into a receive of an XRC SRQ.
+        self.fabric.forget_memory();
+        self.objects.destroy_srq(context, srqn)
     }
 
     /// Registers the memory of an SRQ whose stride was checked.

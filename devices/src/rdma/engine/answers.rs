@@ -64,6 +64,7 @@ pub(super) fn step(qp: &mut Qp, env: &mut Env<'_>, fabric: &mut dyn Fabric) -> O
                 bytes += 64;
             }
             Answer::Read {
+                scope,
                 rkey,
                 addr,
                 length,
@@ -77,7 +78,7 @@ pub(super) fn step(qp: &mut Qp, env: &mut Env<'_>, fabric: &mut dyn Fabric) -> O
                     Ok(())
                 } else {
                     env.memory.resolve(
-                        &qp.scope(),
+                        &scope,
                         rkey,
                         access::REMOTE_READ,
                         addr.wrapping_add(offset.into()),

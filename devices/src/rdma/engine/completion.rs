@@ -1,8 +1,8 @@
 //! CQEs of reliable connections.
 
-use super::Env;
 use super::local::Local;
 use super::transport::{Incoming, Message};
+use super::{Env, xrc};
 use crate::rdma::fabric::frame::{flag, kind};
 use crate::rdma::objects::{Qp, ReceiveWqe};
 use crate::rdma::wire::{Cqe, cqe_flag, cqe_opcode, cqe_status, send_opcode, vendor_err};
@@ -33,7 +33,7 @@ pub(super) fn local(qp: &mut Qp, env: &mut Env<'_>, local: &Local, status: u8, v
         wqe_index: local.index.into(),
         ..Cqe::default()
     };
-    env.complete(qp.send_cq, &cqe, false);
+    env.complete(qp.refs.send_cq, &cqe, false);
 }
 
 /// Completes a message of the send queue.
@@ -50,7 +50,7 @@ pub(super) fn sent(qp: &mut Qp, env: &mut Env<'_>, message: &Message, status: u8
         wqe_index: message.index.into(),
         ..Cqe::default()
     };
-    env.complete(qp.send_cq, &cqe, false);
+    env.complete(qp.refs.send_cq, &cqe, false);
 }
 
 /// Completes a receive that a message filled. False when its CQ takes no more.
@@ -73,11 +73,13 @@ pub(super) fn received(
         flags |= cqe_flag::WITH_INV;
         imm = incoming.imm;
     }
+    let (xrc, srqn) = xrc::mark(qp);
     let cqe = Cqe {
         wr_id: receive.wr_id.into(),
         status: cqe_status::SUCCESS,
         opcode,
-        flags: flags.into(),
+        flags: (flags | xrc).into(),
+        srqn: srqn.into(),
         byte_len: incoming.msg_len.into(),
         imm,
         qpn: qp.qpn.into(),
@@ -96,10 +98,13 @@ pub(super) fn receive_failed(
     status: u8,
     vendor: u32,
 ) {
+    let (flags, srqn) = xrc::mark(qp);
     let cqe = Cqe {
         wr_id: receive.wr_id.into(),
         status,
         opcode: cqe_opcode::RECV,
+        flags: flags.into(),
+        srqn: srqn.into(),
         qpn: qp.qpn.into(),
         vendor_err: vendor.into(),
         wqe_index: receive.index.into(),
@@ -120,7 +125,7 @@ pub(super) fn flush_send(qp: &mut Qp, env: &mut Env<'_>, wr_id: u64, index: u32,
         wqe_index: index.into(),
         ..Cqe::default()
     };
-    env.complete(qp.send_cq, &cqe, false);
+    env.complete(qp.refs.send_cq, &cqe, false);
     env.stats.device.flushed.add(1);
 }
 

@@ -102,6 +102,17 @@ impl Env<'_> {
         self.heat(qp);
     }
 
+    /// The QP has no use for what it took, or waits for, of its SRQ.
+    pub(super) fn let_go(&mut self, qp: &mut Qp) {
+        let source = qp.source();
+        let responder = &mut qp.transport.responder;
+        self.srqs.leave(source, &mut responder.turn);
+        if let Some(held) = responder.receive.take() {
+            // Without an SRQ it is discarded.
+            self.srqs.give_back(source, held, &responder.sges);
+        }
+    }
+
     /// The QP forgets its connection, and tells the peer what it must so that nobody waits for ever.
     fn leave(&mut self, qp: &mut Qp) {
         if let Some(peer) = qp.transport.peer {
@@ -124,12 +135,7 @@ impl Env<'_> {
                 self.lists.stray(peer, refusal.frame(base));
             }
         }
-        let responder = &mut qp.transport.responder;
-        self.srqs.leave(qp.srq, &mut responder.turn);
-        if let Some(held) = responder.receive.take() {
-            // Without an SRQ it is discarded.
-            self.srqs.give_back(qp.srq, held, &responder.sges);
-        }
+        self.let_go(qp);
         self.lists.timers.cancel(&mut qp.transport.timer, qp.qpn);
         self.lists.hot.retain(|qpn| *qpn != qp.qpn);
         self.lists.owing.retain(|qpn| *qpn != qp.qpn);

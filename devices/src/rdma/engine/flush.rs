@@ -3,7 +3,7 @@
 use super::requester::{self, Step};
 use super::{Env, completion, local};
 use crate::rdma::events::EventKind;
-use crate::rdma::objects::Qp;
+use crate::rdma::objects::{Qp, QpKind};
 
 /// CQEs that a QP may write in one round, for each of its queues.
 const ROUND: u32 = 64;
@@ -58,7 +58,7 @@ fn sends(qp: &mut Qp, env: &mut Env<'_>) -> bool {
 }
 
 fn receives(qp: &mut Qp, env: &mut Env<'_>) -> bool {
-    if qp.srq != 0 {
+    if qp.refs.srq != 0 || qp.kind == QpKind::XrcTgt {
         return shared(qp, env);
     }
     let mut done = 0;

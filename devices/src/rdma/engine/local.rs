@@ -7,7 +7,7 @@ use super::transport::{Requester, Standing};
 use super::{Env, completion, unacked};
 use crate::rdma::fabric::Fabric;
 use crate::rdma::memory::{Bind, FastRegistration};
-use crate::rdma::objects::{KERNEL, Qp, QpKind};
+use crate::rdma::objects::{KERNEL, Qp};
 use crate::rdma::wire::{SendWqeHeader, cqe_status, feature, send_flag, send_opcode, vendor_err};
 
 /// A work request that was taken from the send queue and is not complete: the checked copy.
@@ -82,7 +82,7 @@ fn decode(qp: &Qp, env: &Env<'_>, wqe: &SendWqeHeader) -> Result<Operation, u32>
         }),
         // A page list names memory: that is for the kernel to do.
         send_opcode::REG_MR if env.has(feature::FRWR) && qp.context == KERNEL => {
-            let [a, b, c, d, page_shift, ..] = wqe.reserved;
+            let [a, b, c, d, page_shift, ..] = wqe.extra;
             Operation::Register(FastRegistration {
                 key,
                 access: wqe.rkey.get(),
@@ -171,7 +171,7 @@ pub(super) fn retire(qp: &mut Qp, env: &mut Env<'_>) -> Option<bool> {
     let local = pop(requester)?;
     if let Standing::Failed { status, vendor } = local.standing {
         completion::local(qp, env, &local, status, vendor);
-        if qp.kind == QpKind::Rc {
+        if qp.kind.is_reliable() {
             env.error(qp, None);
         } else {
             qp.transport.requester.halted = false;
@@ -204,7 +204,7 @@ mod tests {
         };
         let memory = RingMemory::map(&*node.ram, buffer, &[LIST]).unwrap();
         node.ram.write(LIST, &DATA.to_le_bytes());
-        let pd = node.qp(queue).pd;
+        let pd = node.qp(queue).refs.pd;
         node.objects.memory.alloc_fast(0, pd, memory, 0, 1).unwrap()
     }
 
@@ -216,7 +216,7 @@ mod tests {
             imm: key.to_le_bytes(),
             rkey: access::LOCAL_WRITE,
             operands: [100, 0],
-            reserved: [1, 0, 0, 0, 12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
+            extra: [1, 0, 0, 0, 12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
             ..Post::default()
         }
     }

@@ -8,6 +8,7 @@
 //! | [`completer`] | what peers say of our requests |
 //! | [`retry`] | going back, waiting, asking, giving up |
 //! | [`uc`], [`ud`], [`unacked`] | unreliable connections, datagrams, what they share |
+//! | [`xrc`] | what an extended reliable connection has beside a reliable one |
 //! | [`grh`] | the header before a datagram's data |
 //! | [`local`] | work requests that no peer hears of: registration, invalidation, windows |
 //! | [`deferred`] | receives that wait until the fabric has let go of what was invalidated |
@@ -26,9 +27,7 @@ use super::events::{EventKind, Events};
 use super::fabric::PeerId;
 use super::fabric::frame::FrameHeader;
 use super::memory::{DmaSpace, Memory, Segment};
-use super::objects::{
-    Cqs, GidTable, Objects, Qp, QpKind, QpState, ReceiveWqe, RingFault, Srqs, Taker,
-};
+use super::objects::{Cqs, GidTable, Objects, Qp, QpState, ReceiveWqe, RingFault, Srqs, Taker};
 use super::stats::Stats;
 use super::wire::{Cqe, kick};
 
@@ -51,6 +50,7 @@ mod transport;
 mod uc;
 mod ud;
 mod unacked;
+mod xrc;
 
 #[cfg(test)]
 mod test_utils;
@@ -176,19 +176,22 @@ impl Env<'_> {
 
     /// Takes the QP's next receive, of its own queue or the one it shares; its SGEs go to the responder's `sges`. None when none is posted.
     fn next_receive(&mut self, qp: &mut Qp) -> Result<Option<ReceiveWqe>, RingFault> {
+        let source = qp.source();
         let responder = &mut qp.transport.responder;
-        if qp.srq == 0 {
+        if source == 0 {
             return qp.rq.next(&mut responder.sges);
         }
         let mut taker = Taker {
-            cqn: qp.recv_cq,
+            cqn: qp.refs.recv_cq,
             turn: &mut responder.turn,
             sges: &mut responder.sges,
             now: self.now,
-            comes_again: (qp.kind == QpKind::Rc)
+            comes_again: qp
+                .kind
+                .is_reliable()
                 .then(|| timer::rnr_delay(qp.attrs.min_rnr_timer.into())),
         };
-        self.srqs.next(qp.srq, &mut taker, self.events)
+        self.srqs.next(source, &mut taker, self.events)
     }
 
     fn raise(&mut self, qp: &mut Qp, kind: EventKind) {
@@ -239,7 +242,8 @@ impl Env<'_> {
     fn failed(&mut self, qp: &mut Qp) {
         qp.transport.requester.halt();
         answers::abandon(qp);
-        self.srqs.leave(qp.srq, &mut qp.transport.responder.turn);
+        self.srqs
+            .leave(qp.source(), &mut qp.transport.responder.turn);
         self.lists.timers.cancel(&mut qp.transport.timer, qp.qpn);
         self.lists.forget = true;
         self.owe(qp);

@@ -4,7 +4,7 @@
 //! flight, so that its error comes after all earlier completions; nothing behind it is sent.
 
 use super::transport::{Message, Requester, Standing, Wait, before};
-use super::{Env, completion, local, retry, sge};
+use super::{Env, completion, local, retry, sge, xrc};
 use crate::rdma::events::EventKind;
 use crate::rdma::fabric::frame::{FrameHeader, MAX_PAYLOAD, flag, kind};
 use crate::rdma::fabric::{Fabric, SendError};
@@ -136,6 +136,7 @@ pub(super) fn take(qp: &mut Qp, env: &mut Env<'_>) {
         remote_addr: header.remote_addr.get(),
         length: 0,
         first_sge,
+        aux: xrc::request_aux(qp, &header),
         operands: [header.compare_add.get(), header.swap.get()],
         received: 0,
         standing: Standing::Pending,
@@ -167,15 +168,18 @@ pub(super) fn check(
         send_opcode::SEND_INV if env.has(feature::FRWR | feature::MW) && qp.kind == QpKind::Rc => {
             false
         }
-        send_opcode::READ if qp.kind == QpKind::Rc => true,
+        send_opcode::READ if qp.kind.is_reliable() => true,
         send_opcode::CMP_AND_SWP | send_opcode::FETCH_AND_ADD
-            if env.has(feature::ATOMICS) && qp.kind == QpKind::Rc =>
+            if env.has(feature::ATOMICS) && qp.kind.is_reliable() =>
         {
             true
         }
         _ => return Err(opcode_error),
     };
-    if wqe.flags & !send_flag::ALL != 0 || reads && qp.attrs.max_rd_atomic == 0 {
+    if wqe.flags & !send_flag::ALL != 0
+        || reads && qp.attrs.max_rd_atomic == 0
+        || qp.kind == QpKind::XrcIni && wqe.srqn() > xrc::MAX_SRQN
+    {
         return Err(opcode_error);
     }
     if wqe.flags & send_flag::INLINE != 0 {
@@ -278,6 +282,7 @@ fn transmit(qp: &mut Qp, env: &mut Env<'_>, fabric: &mut dyn Fabric) -> Result<u
         addr: message.remote_addr,
         msg_len: message.length,
         offset,
+        aux: message.aux,
         ..FrameHeader::default()
     };
     env.scratch.segments.clear();
@@ -287,7 +292,6 @@ fn transmit(qp: &mut Qp, env: &mut Env<'_>, fabric: &mut dyn Fabric) -> Result<u
         send_opcode::READ => header.kind = kind::READ,
         send_opcode::CMP_AND_SWP | send_opcode::FETCH_AND_ADD => {
             header.kind = kind::ATOMIC;
-            header.aux = u32::from(message.opcode == send_opcode::FETCH_AND_ADD);
             for operand in message.operands {
                 env.scratch.bytes.extend_from_slice(&operand.to_le_bytes());
             }

@@ -4,7 +4,7 @@
 //! in place. A request that is refused leaves a NAK to be sent and, unless it may come again, takes the QP to ERR.
 
 use super::transport::{Answer, Incoming, Refusal, before};
-use super::{Env, deferred, sge};
+use super::{Env, deferred, sge, xrc};
 use crate::rdma::events::EventKind;
 use crate::rdma::fabric::Placement;
 use crate::rdma::fabric::frame::{FrameHeader, flag, kind, nak};
@@ -22,7 +22,7 @@ pub(super) enum Refuse {
     Ring,
 }
 
-const INVALID: Refuse = Refuse::Fatal(nak::INVALID_REQUEST, Some(EventKind::QpReqErr));
+pub(super) const INVALID: Refuse = Refuse::Fatal(nak::INVALID_REQUEST, Some(EventKind::QpReqErr));
 const ACCESS: Refuse = Refuse::Fatal(nak::REMOTE_ACCESS, Some(EventKind::QpAccessErr));
 
 /// The header of a request has come from the connected QP.
@@ -126,6 +126,7 @@ pub(super) fn begin(qp: &mut Qp, env: &mut Env<'_>, header: &FrameHeader) -> Res
     if header.msg_len > env.max_msg_size {
         return Err(INVALID);
     }
+    xrc::begin(qp, env, header)?;
     if header.flags & flag::INVALIDATE != 0 {
         check_invalidate(qp, env, header)?;
     }
@@ -160,6 +161,7 @@ pub(super) fn begin(qp: &mut Qp, env: &mut Env<'_>, header: &FrameHeader) -> Res
         rkey: header.rkey,
         addr: header.addr,
         msg_len: header.msg_len,
+        aux: header.aux,
         offset: 0,
     });
     follows(qp, header)
@@ -189,7 +191,7 @@ fn check_atomic(header: &FrameHeader) -> Result<(), Refuse> {
     let sound = header.msg_len == 8
         && header.length == 16
         && header.addr.is_multiple_of(8)
-        && header.aux <= 1;
+        && header.operation() <= 1;
     if sound { Ok(()) } else { Err(INVALID) }
 }
 
@@ -202,9 +204,10 @@ fn check_remote(qp: &Qp, env: &Env<'_>, header: &FrameHeader, needed: u32) -> Re
         // There is no memory, or `locate` looks it up at once.
         return Ok(());
     }
+    let scope = xrc::scope(qp, env, header)?;
     env.memory
         .check(
-            &qp.scope(),
+            &scope,
             header.rkey,
             needed,
             header.addr,
@@ -294,6 +297,7 @@ pub(super) fn follows(qp: &Qp, header: &FrameHeader) -> Result<(), Refuse> {
         rkey: header.rkey,
         addr: header.addr,
         msg_len: header.msg_len,
+        aux: header.aux,
         offset: header.offset,
     };
     let end = u64::from(header.offset) + u64::from(header.length);
@@ -342,17 +346,19 @@ pub(super) fn locate(
                 Refuse::Fatal(nak::REMOTE_OPERATION, None)
             })
         }
-        kind::WRITE if length > 0 => env
-            .memory
-            .resolve(
-                &qp.scope(),
-                header.rkey,
-                access::REMOTE_WRITE,
-                header.addr.wrapping_add(offset.into()),
-                length.into(),
-                into,
-            )
-            .map_err(|_| ACCESS),
+        kind::WRITE if length > 0 => {
+            let scope = xrc::scope(qp, env, header)?;
+            env.memory
+                .resolve(
+                    &scope,
+                    header.rkey,
+                    access::REMOTE_WRITE,
+                    header.addr.wrapping_add(offset.into()),
+                    length.into(),
+                    into,
+                )
+                .map_err(|_| ACCESS)
+        }
         _ => Ok(()),
     }
 }
@@ -368,8 +374,13 @@ pub(super) fn complete(qp: &mut Qp, env: &mut Env<'_>, header: &FrameHeader) {
     };
     match header.kind {
         kind::READ => {
-            responder.answers.push_back(Answer::Read {
+            // The SRQ was there when `place` looked.
+            let Ok(scope) = xrc::scope(qp, env, header) else {
+                return;
+            };
+            qp.transport.responder.answers.push_back(Answer::Read {
                 seq: header.seq,
+                scope,
                 rkey: header.rkey,
                 addr: header.addr,
                 length: header.msg_len,
@@ -474,16 +485,22 @@ pub(super) fn atomic(qp: &mut Qp, env: &mut Env<'_>, header: &FrameHeader, data:
     );
     let mut found = std::mem::take(&mut env.scratch.segments);
     found.clear();
-    let resolved = env.memory.resolve(
-        &qp.scope(),
-        header.rkey,
-        access::REMOTE_ATOMIC,
-        header.addr,
-        8,
-        &mut found,
-    );
+    let resolved = xrc::scope(qp, env, header).and_then(|scope| {
+        env.memory
+            .resolve(
+                &scope,
+                header.rkey,
+                access::REMOTE_ATOMIC,
+                header.addr,
+                8,
+                &mut found,
+            )
+            .map_err(|_| ACCESS)
+    });
     let old = match (resolved, found.as_slice()) {
-        (Ok(()), [word]) if header.aux == 0 => guest::compare_and_swap(word, compare_add, swap),
+        (Ok(()), [word]) if header.operation() == 0 => {
+            guest::compare_and_swap(word, compare_add, swap)
+        }
         (Ok(()), [word]) => guest::fetch_and_add(word, compare_add),
         _ => None,
     };
@@ -514,12 +531,14 @@ fn duplicate(qp: &mut Qp, env: &mut Env<'_>, header: &FrameHeader) {
                 return;
             }
             let answer = if header.kind == kind::READ {
-                if check_remote(qp, env, header, access::REMOTE_READ).is_err() {
+                let checked = check_remote(qp, env, header, access::REMOTE_READ);
+                let Ok(scope) = checked.and_then(|()| xrc::scope(qp, env, header)) else {
                     refused(qp, env, ACCESS);
                     return;
-                }
+                };
                 Some(Answer::Read {
                     seq: header.seq,
+                    scope,
                     rkey: header.rkey,
                     addr: header.addr,
                     length: header.msg_len,

@@ -10,7 +10,7 @@ use super::transport::{Requester, Standing, Wait, before};
 use super::{Env, timer};
 use crate::rdma::fabric::Fabric;
 use crate::rdma::fabric::frame::{FrameHeader, flag, kind};
-use crate::rdma::objects::{Qp, QpKind};
+use crate::rdma::objects::Qp;
 use crate::rdma::wire::{cqe_status, vendor_err};
 
 /// The first pause before a peer that knew no such QP is asked again; it doubles up to 2^6 times that.
@@ -74,7 +74,7 @@ pub(super) fn fail_oldest(qp: &mut Qp, env: &mut Env<'_>, status: u8, vendor: u3
 /// The link to the peer is gone, and what was under way with it.
 pub(super) fn link_lost(qp: &mut Qp, env: &mut Env<'_>) {
     let requester = &mut qp.transport.requester;
-    if requester.messages.is_empty() || qp.kind != QpKind::Rc {
+    if requester.messages.is_empty() || !qp.kind.is_reliable() {
         return;
     }
     if let Wait::NoQp { .. } = requester.wait {

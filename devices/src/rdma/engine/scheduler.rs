@@ -56,7 +56,9 @@ impl Engine {
             if let Some((qp, mut env)) = self.enter(objects, qpn, now) {
                 qp.transport.timer = None;
                 match qp.kind {
-                    QpKind::Rc => retry::timeout(qp, &mut env, fabric),
+                    QpKind::Rc | QpKind::XrcIni | QpKind::XrcTgt => {
+                        retry::timeout(qp, &mut env, fabric);
+                    }
                     // What waits for room is looked at again.
                     QpKind::Uc | QpKind::Ud | QpKind::Gsi => env.heat(qp),
                 }
@@ -207,7 +209,8 @@ impl Engine {
 /// One bounded round of a QP's send queue.
 fn send(qp: &mut Qp, env: &mut Env<'_>, fabric: &mut dyn Fabric, limit: usize) -> Step {
     match qp.kind {
-        QpKind::Rc => requester::step(qp, env, fabric, limit),
+        // A target has no send queue, and is idle.
+        QpKind::Rc | QpKind::XrcIni | QpKind::XrcTgt => requester::step(qp, env, fabric, limit),
         QpKind::Uc => uc::step(qp, env, fabric),
         QpKind::Ud | QpKind::Gsi => ud::step(qp, env, fabric),
     }

@@ -45,6 +45,8 @@ fn takes(qp: &Qp, peer: PeerId, header: &FrameHeader, class: Class) -> bool {
         && match qp.kind {
             QpKind::Rc => true,
             QpKind::Uc => matches!(header.kind, kind::SEND | kind::WRITE),
+            QpKind::XrcIni => class == Class::Answer,
+            QpKind::XrcTgt => class == Class::Request,
             QpKind::Ud | QpKind::Gsi => false,
         }
         && qp.transport.peer == Some(peer)

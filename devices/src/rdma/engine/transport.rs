@@ -8,6 +8,7 @@ use std::time::Instant;
 use super::local::Local;
 use crate::rdma::fabric::PeerId;
 use crate::rdma::fabric::frame::{FrameHeader, kind};
+use crate::rdma::memory::Scope;
 use crate::rdma::objects::{ReceiveWqe, Turn};
 use crate::rdma::wire::Sge;
 
@@ -72,6 +73,8 @@ pub(super) struct Message {
     pub length: u32,
     /// Free-running index of its first SGE in [`Requester::sges`].
     pub first_sge: u32,
+    /// What its frames say in `aux`.
+    pub aux: u32,
     /// Atomics: compare_add and swap.
     pub operands: [u64; 2],
     /// READ: bytes that have come.
@@ -172,6 +175,7 @@ pub(super) struct Incoming {
     pub rkey: u32,
     pub addr: u64,
     pub msg_len: u32,
+    pub aux: u32,
     /// Offset of the next frame.
     pub offset: u32,
 }
@@ -182,6 +186,8 @@ pub(super) enum Answer {
     /// Bytes from `offset` on are still to be sent.
     Read {
         seq: u32,
+        /// As whom it looks memory up.
+        scope: Scope,
         rkey: u32,
         addr: u64,
         length: u32,
@@ -233,6 +239,8 @@ pub(super) struct Responder {
     /// The receive that was taken and is not complete yet; its SGEs are in `sges`.
     pub receive: Option<ReceiveWqe>,
     pub sges: Vec<Sge>,
+    /// XRC target: the SRQ that the message names, or the one before it; 0 none.
+    pub source: u32,
     /// Its place among those that wait for a receive of the SRQ.
     pub turn: Turn,
     /// Answers owed, in order; at most max_dest_rd_atomic.

@@ -81,6 +81,7 @@ fn message(wqe: &SendWqeHeader, index: u32) -> Message {
         remote_addr: 0,
         length: 0,
         first_sge: 0,
+        aux: 0,
         operands: [0; 2],
         received: 0,
         standing: Standing::Pending,
@@ -282,9 +283,9 @@ fn receive(qp: &mut Qp, env: &mut Env<'_>, header: &FrameHeader, data: &[u8], vl
     let sges = responder.sges.iter();
     let room: u64 = sges.map(|one| u64::from(one.length.get())).sum();
     if receive.fault.is_none() && room < u64::from(length) {
-        if qp.srq != 0 {
+        if qp.refs.srq != 0 {
             responder.receive = None;
-            env.srqs.give_back(qp.srq, receive, &responder.sges);
+            env.srqs.give_back(qp.refs.srq, receive, &responder.sges);
         }
         return false;
     }

@@ -109,6 +109,16 @@ pub struct FrameHeader {
 }
 
 impl FrameHeader {
+    /// What an ATOMIC does: 0 compare-and-swap, 1 fetch-and-add.
+    pub fn operation(&self) -> u32 {
+        self.aux & 0xff
+    }
+
+    /// The SRQ that a request to an XRC target is for.
+    pub fn srqn(&self) -> u32 {
+        self.aux >> 8
+    }
+
     /// The header as it goes on the wire.
     pub fn encode(&self) -> [u8; HEADER_LEN] {
         let mut out = [0; HEADER_LEN];

@@ -306,12 +306,13 @@ impl CqRing {
     fn write(&self, index: u32, cqe: &Cqe) {
         let pass = index / self.entries;
         let phase = u64::from(pass.wrapping_add(1) & 1);
+        let last = phase << 32 | u64::from(cqe.srqn.get());
         let at = self.slot(index);
         // SAFETY: the ring lies inside the registered memory at a multiple of 64 (checked at creation), so that a CQE is in one piece of
-        // 64 bytes, 64-aligned. The last word holds `reserved1`, which is 0, and above it the phase.
+        // 64 bytes, 64-aligned. The last word holds `srqn`, and above it the phase.
         unsafe {
             access::write(at, &cqe.as_bytes()[..CQE_LAST_WORD]);
-            access::store64(at.wrapping_add(CQE_LAST_WORD), phase << 32);
+            access::store64(at.wrapping_add(CQE_LAST_WORD), last);
         }
     }
 }

@@ -22,12 +22,13 @@ pub(crate) mod slab;
 pub mod srq;
 pub mod state;
 pub mod turns;
+mod xrcd;
 
 pub use context::{Contexts, KERNEL};
 pub use cq::{Cqs, Overflow};
 pub use gid::{GidEntry, GidTable};
 pub use group::{Groups, is_multicast};
-pub use qp::{GSI_QPN, Qp, QpAttributes, QpCaps, Qps};
+pub use qp::{GSI_QPN, Qp, QpAttributes, QpCaps, QpRefs, Qps};
 pub use queue::{Kick, ReceiveQueue, ReceiveWqe, RingFault, RingPlace, SendQueue, kick_fence};
 pub use srq::{Srqs, Taker};
 pub use state::{QpKind, QpState};
@@ -36,16 +37,14 @@ pub use turns::Turn;
 use context::Pd;
 use cq::{CqRequest, CqRing};
 use slab::{HandleLayout, Slab};
-use srq::{SrqRequest, SrqRing};
+use srq::{SrqRequest, SrqRing, Xrc};
+use xrcd::Xrcd;
 
 /// What CREATE_QP asks for; its memory is mapped and its places are checked.
 pub(crate) struct QpRequest {
     pub context: u32,
-    pub pd: u32,
     pub kind: QpKind,
-    pub send_cq: u32,
-    pub recv_cq: u32,
-    pub srq: u32,
+    pub refs: QpRefs,
     pub sq_sig_all: bool,
     pub caps: QpCaps,
     pub memory: RingMemory,
@@ -63,6 +62,7 @@ pub struct Objects {
     /// User contexts.
     pub contexts: Contexts,
     pds: Slab<Pd>,
+    xrcds: Slab<Xrcd>,
     /// Memory regions.
     pub memory: Memory,
     /// Completion queues.
@@ -97,6 +97,7 @@ impl Objects {
             features,
             contexts: Contexts::new(limits.contexts),
             pds: Slab::new(HandleLayout::index_low(1, limits.pds, 32), limits.pds),
+            xrcds: Slab::new(HandleLayout::index_low(1, limits.xrcds, 32), limits.xrcds),
             memory: Memory::new(limits.mrs, limits.mr_size, limits.mr_entries, limits.mws),
             cqs: Cqs::new(limits.cqs, stats.clone()),
             srqs: Srqs::new(limits.srqs),
@@ -177,7 +178,7 @@ impl Objects {
         result.map(drop)
     }
 
-    /// Ends a completion queue that no QP refers to.
+    /// Ends a completion queue that neither a QP nor an SRQ refers to.
     pub(crate) fn destroy_cq(&mut self, context: u32, cqn: u32) -> Result<(), Status> {
         self.check_cq(context, cqn)?;
         if self.cqs.users(cqn) > 0 {
@@ -194,8 +195,8 @@ impl Objects {
 
     /// Makes a shared receive queue.
     pub(crate) fn create_srq(&mut self, request: SrqRequest) -> Result<u32, Status> {
-        let Scope { context, pd, .. } = request.scope;
-        self.check_pd(context, pd)?;
+        let (Scope { context, pd, .. }, xrc) = (request.scope, request.xrc);
+        self.check_srq_refs(context, pd, xrc)?;
         let entries = request.ring.memory.entries();
         self.memory.charge(entries)?;
         let Some(srqn) = self.srqs.create(request) else {
@@ -203,7 +204,19 @@ impl Objects {
             return Err(Status::NoResource);
         };
         self.hold_pd(pd);
+        self.cqs.hold(xrc.cqn);
+        self.hold_xrcd(xrc.xrcd);
         Ok(srqn)
+    }
+
+    /// Whether a context may have an SRQ that refers to these.
+    pub(crate) fn check_srq_refs(&self, context: u32, pd: u32, xrc: Xrc) -> Result<(), Status> {
+        self.check_pd(context, pd)?;
+        if xrc == Xrc::default() {
+            return Ok(());
+        }
+        self.check_cq(context, xrc.cqn)?;
+        self.check_xrcd(xrc.xrcd)
     }
 
     /// Whether a context may refer to a shared receive queue.
@@ -254,20 +267,21 @@ impl Objects {
     }
 
     fn remove_srq(&mut self, srqn: u32) {
-        if let Some((pd, entries)) = self.srqs.destroy(srqn, &mut self.events) {
-            self.memory.refund(entries);
-            self.release_pd(pd);
+        if let Some(gone) = self.srqs.destroy(srqn, &mut self.events) {
+            self.memory.refund(gone.entries);
+            self.release_pd(gone.pd);
+            self.cqs.release(gone.xrc.cqn);
+            self.release_xrcd(gone.xrc.xrcd);
+            if gone.xrc.xrcd != 0 {
+                self.detach_targets(gone.xrc.xrcd, srqn);
+            }
         }
     }
 
     /// Makes a queue pair in RESET.
     pub(crate) fn create_qp(&mut self, request: QpRequest) -> Result<u32, Status> {
-        self.check_pd(request.context, request.pd)?;
-        self.check_cq(request.context, request.send_cq)?;
-        self.check_cq(request.context, request.recv_cq)?;
-        if request.srq != 0 {
-            self.check_srq(request.context, request.srq)?;
-        }
+        let refs = request.refs;
+        self.check_qp_refs(request.context, request.kind, &refs)?;
         let memory = Arc::new(request.memory);
         let entries = memory.entries();
         self.memory.charge(entries)?;
@@ -278,15 +292,12 @@ impl Objects {
                 qpn,
                 serial,
                 context: request.context,
-                pd: request.pd,
+                refs,
                 kind: request.kind,
                 state: QpState::Reset,
                 attrs: QpAttributes::default(),
                 caps: request.caps,
                 sq_sig_all: request.sq_sig_all,
-                send_cq: request.send_cq,
-                recv_cq: request.recv_cq,
-                srq: request.srq,
                 sq: SendQueue::new(memory.clone(), request.sq, request.control),
                 rq: ReceiveQueue::new(
                     memory.clone(),
@@ -295,10 +306,10 @@ impl Objects {
                     request.caps.max_recv_sge,
                     Scope {
                         context: request.context,
-                        pd: request.pd,
+                        pd: refs.pd,
                         qp: 0,
                     },
-                    request.recv_cq,
+                    refs.recv_cq,
                 ),
                 kick: Kick::new(memory, request.control),
                 stats: stats.add_qp(qpn),
@@ -311,12 +322,49 @@ impl Objects {
             self.memory.refund(entries);
             return Err(Status::NoResource);
         };
-        self.hold_pd(request.pd);
-        self.cqs.hold(request.send_cq);
-        self.cqs.hold(request.recv_cq);
-        self.srqs.hold(request.srq);
+        self.hold_pd(refs.pd);
+        self.cqs.hold(refs.send_cq);
+        self.cqs.hold(refs.recv_cq);
+        self.srqs.hold(refs.srq);
+        self.hold_xrcd(refs.xrcd);
         self.contexts.add_qp(request.context, qpn);
         Ok(qpn)
+    }
+
+    /// Whether a context may have a QP of this type that refers to these: they are there, and there are no others.
+    pub(crate) fn check_qp_refs(
+        &self,
+        context: u32,
+        kind: QpKind,
+        refs: &QpRefs,
+    ) -> Result<(), Status> {
+        if kind == QpKind::XrcTgt {
+            let none = QpRefs {
+                xrcd: refs.xrcd,
+                ..QpRefs::default()
+            };
+            return if *refs == none {
+                self.check_xrcd(refs.xrcd)
+            } else {
+                Err(Status::Invalid)
+            };
+        }
+        self.check_pd(context, refs.pd)?;
+        self.check_cq(context, refs.send_cq)?;
+        let receives = kind != QpKind::XrcIni;
+        if refs.xrcd != 0 || !receives && (refs.recv_cq, refs.srq) != (0, 0) {
+            return Err(Status::Invalid);
+        }
+        if receives {
+            self.check_cq(context, refs.recv_cq)?;
+        }
+        if refs.srq != 0 {
+            self.check_srq(context, refs.srq)?;
+            if self.srqs.xrc(refs.srq) != Some(Xrc::default()) {
+                return Err(Status::Invalid);
+            }
+        }
+        Ok(())
     }
 
     /// Puts a datagram QP into a multicast group.
@@ -381,10 +429,11 @@ impl Objects {
         }
         self.events.forget(&mut qp.raised, qpn);
         self.memory.refund(qp.kick.entries());
-        self.release_pd(qp.pd);
-        self.cqs.release(qp.send_cq);
-        self.cqs.release(qp.recv_cq);
-        self.srqs.release(qp.srq);
+        self.release_pd(qp.refs.pd);
+        self.cqs.release(qp.refs.send_cq);
+        self.cqs.release(qp.refs.recv_cq);
+        self.srqs.release(qp.refs.srq);
+        self.release_xrcd(qp.refs.xrcd);
         self.contexts.remove_qp(qp.context, qpn);
         self.stats.remove_qp(qpn);
     }
@@ -419,6 +468,7 @@ impl Objects {
         counts.mws.set(self.memory.windows().into());
         counts.cqs.set(self.cqs.len().into());
         counts.srqs.set(self.srqs.len().into());
+        counts.xrcds.set(self.xrcds.len().into());
         counts.qps.set(self.qps.len().into());
         counts
             .mr_entries
@@ -429,7 +479,7 @@ impl Objects {
     pub(crate) fn qps_of_cq(&self, cqn: u32) -> Vec<u32> {
         self.qps
             .iter()
-            .filter(|qp| qp.send_cq == cqn || qp.recv_cq == cqn)
+            .filter(|qp| qp.refs.send_cq == cqn || qp.refs.recv_cq == cqn)
             .map(|qp| qp.qpn)
             .collect()
     }

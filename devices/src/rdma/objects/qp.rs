@@ -27,6 +27,21 @@ pub struct QpCaps {
     pub max_inline: u32,
 }
 
+/// What a QP refers to, each 0 where it has none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct QpRefs {
+    /// Protection domain.
+    pub pd: u32,
+    /// CQ of sends.
+    pub send_cq: u32,
+    /// CQ of receives.
+    pub recv_cq: u32,
+    /// Shared receive queue.
+    pub srq: u32,
+    /// XRC domain.
+    pub xrcd: u32,
+}
+
 /// Attributes that MODIFY_QP sets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct QpAttributes {
@@ -84,8 +99,8 @@ pub struct Qp {
     pub serial: u64,
     /// Its owner.
     pub context: u32,
-    /// Its protection domain.
-    pub pd: u32,
+    /// What it refers to.
+    pub refs: QpRefs,
     /// Its type.
     pub kind: QpKind,
     /// Its state.
@@ -96,12 +111,6 @@ pub struct Qp {
     pub caps: QpCaps,
     /// Every send is signalled.
     pub sq_sig_all: bool,
-    /// CQ of sends.
-    pub send_cq: u32,
-    /// CQ of receives.
-    pub recv_cq: u32,
-    /// Shared receive queue, 0 for none.
-    pub srq: u32,
     /// Send queue.
     pub sq: SendQueue,
     /// Receive queue.
@@ -122,9 +131,18 @@ impl Qp {
     #[inline]
     pub fn scope(&self) -> Scope {
         Scope {
-            pd: self.pd,
+            pd: self.refs.pd,
             context: self.context,
             qp: self.serial,
+        }
+    }
+
+    /// The SRQ that it takes receives from, 0 for its own queue; of an XRC target, what the message named that came last.
+    #[inline]
+    pub fn source(&self) -> u32 {
+        match self.kind {
+            QpKind::XrcTgt => self.transport.source(),
+            _ => self.refs.srq,
         }
     }
 
@@ -351,6 +369,12 @@ impl Qps {
         found
             .or(self.gsi.as_mut().filter(|gsi| gsi.qpn == qpn))
             .map(|qp| &mut **qp)
+    }
+
+    /// All QPs, to change.
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Qp> {
+        let table = self.table.iter_mut().map(|(_, qp)| qp);
+        table.chain(&mut self.gsi).map(|qp| &mut **qp)
     }
 
     /// All QPs.

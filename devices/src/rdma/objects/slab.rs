@@ -224,6 +224,13 @@ impl<T> Slab<T> {
         self.slots.get(position as usize)?.value.as_ref()
     }
 
+    /// All objects with their handles, to change.
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = (u32, &mut T)> {
+        self.slots
+            .iter_mut()
+            .filter_map(|slot| slot.value.as_mut().map(|value| (slot.handle, value)))
+    }
+
     /// All objects, in the order of their indices.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
         self.slots

@@ -17,8 +17,26 @@ const MAX_RETURNED: usize = 1 << 16;
 /// What CREATE_SRQ asks for; its memory is mapped and its places are checked.
 pub(crate) struct SrqRequest {
     pub scope: Scope,
+    pub xrc: Xrc,
     pub max_sge: u32,
     pub ring: SrqRing,
+}
+
+/// What an XRC SRQ has beside what others have; all 0 of those.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Xrc {
+    /// Its domain.
+    pub xrcd: u32,
+    /// The CQ that its receives complete on.
+    pub cqn: u32,
+}
+
+/// An SRQ that is gone, and what it held.
+pub(super) struct Gone {
+    pub pd: u32,
+    pub xrc: Xrc,
+    /// List entries that its memory was registered with.
+    pub entries: u64,
 }
 
 /// The memory of an SRQ.
@@ -32,6 +50,7 @@ pub(crate) struct SrqRing {
 /// A shared receive queue.
 struct Srq {
     scope: Scope,
+    xrc: Xrc,
     max_sge: u32,
     memory: Arc<RingMemory>,
     control: u64,
@@ -51,7 +70,7 @@ struct Srq {
 
 /// A QP that wants a receive.
 pub struct Taker<'a> {
-    /// The CQ that the receive completes on.
+    /// The CQ that the receive completes on, unless the SRQ has one.
     pub cqn: u32,
     /// Its place, if it was refused before.
     pub turn: &'a mut Turn,
@@ -94,6 +113,7 @@ impl Srqs {
         let srqn = self.table.insert_with(|_| {
             Box::new(Srq {
                 scope: request.scope,
+                xrc: request.xrc,
                 max_sge: request.max_sge,
                 queue: ReceiveQueue::new(
                     memory.clone(),
@@ -125,6 +145,18 @@ impl Srqs {
         Some(self.table.get(srqn)?.scope.context)
     }
 
+    /// What it has as an XRC SRQ; None for no such SRQ.
+    pub(super) fn xrc(&self, srqn: u32) -> Option<Xrc> {
+        Some(self.table.get(srqn)?.xrc)
+    }
+
+    /// As whom an SRQ of this domain looks memory up.
+    #[inline]
+    pub(crate) fn scope_in(&self, xrcd: u32, srqn: u32) -> Option<Scope> {
+        let srq = self.table.get(srqn)?;
+        (srq.xrc.xrcd == xrcd).then_some(srq.scope)
+    }
+
     /// References by QPs.
     pub(super) fn users(&self, srqn: u32) -> u32 {
         self.table.get(srqn).map_or(0, |srq| srq.users)
@@ -153,12 +185,16 @@ impl Srqs {
             .collect()
     }
 
-    /// Removes an SRQ and its events. Returns its protection domain and the list entries that its memory was registered with.
-    pub(super) fn destroy(&mut self, srqn: u32, events: &mut Events) -> Option<(u32, u64)> {
+    /// Removes an SRQ and its events.
+    pub(super) fn destroy(&mut self, srqn: u32, events: &mut Events) -> Option<Gone> {
         let mut srq = self.table.remove(srqn)?;
         events.forget(&mut srq.raised, srqn);
         self.returned -= srq.returned.iter().map(room).sum::<usize>();
-        Some((srq.scope.pd, srq.memory.entries()))
+        Some(Gone {
+            pd: srq.scope.pd,
+            xrc: srq.xrc,
+            entries: srq.memory.entries(),
+        })
     }
 
     /// Goes on in another ring, whose receives are those of the old one. Returns the list entries that the old memory was registered
@@ -249,7 +285,10 @@ impl Srqs {
         // The device has its copy: the slot is the process's again.
         srq.publish();
         srq.check_limit(srqn, events);
-        wqe.cqn = taker.cqn;
+        wqe.cqn = match srq.xrc {
+            Xrc { cqn: 0, .. } => taker.cqn,
+            Xrc { cqn, .. } => cqn,
+        };
         Ok(Some(wqe))
     }
 
@@ -387,6 +426,7 @@ mod tests {
                     pd: 5,
                     qp: 0,
                 },
+                xrc: Xrc::default(),
                 max_sge: 1,
                 ring: ring(&ram, BASE, ENTRIES),
             };

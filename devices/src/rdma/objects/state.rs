@@ -15,12 +15,21 @@ pub enum QpKind {
     Uc = qp_type::UC,
     /// Unreliable datagram.
     Ud = qp_type::UD,
+    /// The sending end of an extended reliable connection.
+    XrcIni = qp_type::XRC_INI,
+    /// The receiving end of an extended reliable connection.
+    XrcTgt = qp_type::XRC_TGT,
 }
 
 impl QpKind {
     /// Whether such a QP has one peer, and no other.
     pub fn is_connected(self) -> bool {
-        matches!(self, QpKind::Rc | QpKind::Uc)
+        self.is_reliable() || self == QpKind::Uc
+    }
+
+    /// Whether its messages are acknowledged.
+    pub fn is_reliable(self) -> bool {
+        matches!(self, QpKind::Rc | QpKind::XrcIni | QpKind::XrcTgt)
     }
 }
 
@@ -89,34 +98,39 @@ fn transition(kind: QpKind, from: QpState, to: QpState) -> Option<Rule> {
         _ => {}
     }
     match kind {
-        QpKind::Rc | QpKind::Uc => {
-            let rc = |mask| if kind == QpKind::Rc { mask } else { 0 };
+        QpKind::Rc | QpKind::Uc | QpKind::XrcIni | QpKind::XrcTgt => {
+            let reliable = |mask| if kind.is_reliable() { mask } else { 0 };
+            // Of the end that asks, and of the one that answers.
+            let asks = |mask| match kind {
+                QpKind::Rc | QpKind::XrcIni => mask,
+                _ => 0,
+            };
+            let answers = |mask| match kind {
+                QpKind::Rc | QpKind::XrcTgt => mask,
+                _ => 0,
+            };
             match (from, to) {
                 (QpState::Reset, QpState::Init) => rule(PKEY_INDEX | PORT | ACCESS, 0),
                 (QpState::Init, QpState::Init) => rule(0, PKEY_INDEX | PORT | ACCESS),
                 (QpState::Init, QpState::Rtr) => rule(
-                    AV | PATH_MTU | DEST_QPN | RQ_PSN | rc(MAX_DEST_RD_ATOMIC | MIN_RNR_TIMER),
+                    AV | PATH_MTU | DEST_QPN | RQ_PSN | answers(MAX_DEST_RD_ATOMIC | MIN_RNR_TIMER),
                     ACCESS | PKEY_INDEX,
                 ),
                 (QpState::Rtr, QpState::Rts) => rule(
-                    SQ_PSN | rc(TIMEOUT | RETRY_CNT | RNR_RETRY | MAX_QP_RD_ATOMIC),
-                    CUR_STATE | ACCESS | rc(MIN_RNR_TIMER),
+                    SQ_PSN | reliable(TIMEOUT) | asks(RETRY_CNT | RNR_RETRY | MAX_QP_RD_ATOMIC),
+                    CUR_STATE | ACCESS | answers(MIN_RNR_TIMER),
                 ),
                 (QpState::Rts, QpState::Rts) | (QpState::Sqd, QpState::Rts) => {
-                    rule(0, CUR_STATE | ACCESS | rc(MIN_RNR_TIMER))
+                    rule(0, CUR_STATE | ACCESS | answers(MIN_RNR_TIMER))
                 }
                 (QpState::Rts, QpState::Sqd) => rule(0, EN_SQD_ASYNC),
                 (QpState::Sqd, QpState::Sqd) => rule(
                     0,
                     AV | ACCESS
                         | PKEY_INDEX
-                        | rc(PORT
-                            | TIMEOUT
-                            | RETRY_CNT
-                            | RNR_RETRY
-                            | MAX_QP_RD_ATOMIC
-                            | MAX_DEST_RD_ATOMIC
-                            | MIN_RNR_TIMER),
+                        | reliable(PORT | TIMEOUT)
+                        | asks(RETRY_CNT | RNR_RETRY | MAX_QP_RD_ATOMIC)
+                        | answers(MAX_DEST_RD_ATOMIC | MIN_RNR_TIMER),
                 ),
                 (QpState::Sqe, QpState::Rts) if kind == QpKind::Uc => rule(0, CUR_STATE | ACCESS),
                 _ => None,
@@ -167,17 +181,18 @@ mod tests {
         QpState::Err,
     ];
 
+    const KINDS: [QpKind; 6] = [
+        QpKind::Gsi,
+        QpKind::Rc,
+        QpKind::Uc,
+        QpKind::Ud,
+        QpKind::XrcIni,
+        QpKind::XrcTgt,
+    ];
+
     #[test]
     fn a_reliable_connection_makes_these_transitions_and_no_others() {
         use QpState::*;
-        let mut found = Vec::new();
-        for from in STATES {
-            for to in STATES {
-                if transition(QpKind::Rc, from, to).is_some() && to != Reset && to != Err {
-                    found.push((from, to));
-                }
-            }
-        }
         let want = [
             (Reset, Init),
             (Init, Init),
@@ -188,12 +203,44 @@ mod tests {
             (Sqd, Rts),
             (Sqd, Sqd),
         ];
-        assert_eq!(found, want);
+        for kind in KINDS.into_iter().filter(|kind| kind.is_reliable()) {
+            let ways = STATES.iter().flat_map(|from| STATES.map(|to| (*from, to)));
+            let found: Vec<_> = ways
+                .filter(|(from, to)| transition(kind, *from, *to).is_some())
+                .filter(|(_, to)| !matches!(to, Reset | Err))
+                .collect();
+            assert_eq!(found, want, "{kind:?}");
+        }
+    }
+
+    #[test]
+    fn the_ends_of_an_extended_connection_need_what_their_part_of_it_needs() {
+        use QpState::*;
+        use qp_mask::*;
+        let rtr = AV | PATH_MTU | DEST_QPN | RQ_PSN;
+        for (kind, to_rtr, to_rts) in [
+            (
+                QpKind::XrcIni,
+                rtr,
+                SQ_PSN | TIMEOUT | RETRY_CNT | RNR_RETRY | MAX_QP_RD_ATOMIC,
+            ),
+            (
+                QpKind::XrcTgt,
+                rtr | MAX_DEST_RD_ATOMIC | MIN_RNR_TIMER,
+                SQ_PSN | TIMEOUT,
+            ),
+        ] {
+            assert_eq!(check_transition(kind, Init, Rtr, STATE | to_rtr), Ok(()));
+            assert_eq!(check_transition(kind, Rtr, Rts, STATE | to_rts), Ok(()));
+        }
+        let foreign = STATE | SQ_PSN | TIMEOUT | RETRY_CNT;
+        let refused = check_transition(QpKind::XrcTgt, Rtr, Rts, foreign);
+        assert_eq!(refused, Result::Err(Status::Invalid));
     }
 
     #[test]
     fn every_state_can_go_to_reset_and_err() {
-        for kind in [QpKind::Rc, QpKind::Uc, QpKind::Ud, QpKind::Gsi] {
+        for kind in KINDS {
             for from in STATES {
                 assert_eq!(check_transition(kind, from, QpState::Reset, 1), Ok(()));
                 assert_eq!(check_transition(kind, from, QpState::Err, 1), Ok(()));
@@ -203,7 +250,7 @@ mod tests {
 
     #[test]
     fn each_required_attribute_is_required_and_each_foreign_one_refused() {
-        for kind in [QpKind::Rc, QpKind::Uc, QpKind::Ud, QpKind::Gsi] {
+        for kind in KINDS {
             for (from, to) in STATES.iter().flat_map(|f| STATES.map(|t| (*f, t))) {
                 let Some(rule) = transition(kind, from, to) else {
                     assert_eq!(check_transition(kind, from, to, 1), Err(Status::BadState));

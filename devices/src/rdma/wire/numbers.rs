@@ -66,6 +66,10 @@ pub mod opcode {
     pub const ALLOC_MW: u16 = 0x0090;
     /// Ends a memory window.
     pub const DEALLOC_MW: u16 = 0x0091;
+    /// Makes an XRC domain.
+    pub const ALLOC_XRCD: u16 = 0x00b0;
+    /// Ends an XRC domain.
+    pub const DEALLOC_XRCD: u16 = 0x00b1;
 }
 
 /// Status of a command (section 4). Its number is what goes on the wire.

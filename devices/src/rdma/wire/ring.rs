@@ -118,11 +118,17 @@ pub struct SendWqeHeader {
     pub compare_add: Le64,
     /// Atomics: swap operand.
     pub swap: Le64,
-    /// Zero.
-    pub reserved: [u8; 16],
+    /// REG_MR: le32 entries of the list and u8 page_shift. XRC: le32 SRQ. Else zero.
+    pub extra: [u8; 16],
 }
 
 impl SendWqeHeader {
+    /// The SRQ that a message of an XRC initiator is for.
+    pub fn srqn(&self) -> u32 {
+        let [a, b, c, d, ..] = self.extra;
+        u32::from_le_bytes([a, b, c, d])
+    }
+
     /// Where a datagram goes.
     pub fn datagram(&self) -> DatagramAddress {
         const AT: usize = std::mem::offset_of!(SendWqeHeader, remote_addr);
@@ -268,6 +274,8 @@ pub mod cqe_flag {
     pub const SEND_QUEUE: u16 = 8;
     /// `smac` is there, and `vlan` if it is not [`super::super::VLAN_NONE`].
     pub const ETHERNET: u16 = 16;
+    /// Of an XRC SRQ, whose number is in `srqn`.
+    pub const XRC: u16 = 32;
 }
 
 /// A CQE without its last word, the phase (section 7).
@@ -318,8 +326,8 @@ pub struct Cqe {
     pub smac: [u8; 6],
     /// VLAN.
     pub vlan: Le16,
-    /// Zero.
-    pub reserved1: Le32,
+    /// XRC: the SRQ.
+    pub srqn: Le32,
 }
 
 /// Bytes of a CQE in its ring: [`Cqe`] and the le32 phase.

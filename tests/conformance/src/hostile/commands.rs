@@ -242,9 +242,9 @@ impl Commander {
                 let pages: Vec<u64> = (0..source.pick(&[2, 2, 2, 1, 3]))
                     .map(|_| self.page(source))
                     .collect();
-                CreateQp {
+                let mut create = CreateQp {
                     pd: self.handle(source, command::CREATE_PD, context),
-                    kind: n(source, &[2, 2, 3, 4, 4, 1]) as u32,
+                    kind: n(source, &[2, 2, 3, 4, 4, 1, 9, 10]) as u32,
                     send_cq: self.handle(source, command::CREATE_CQ, context),
                     recv_cq: self.handle(source, command::CREATE_CQ, context),
                     srq: match source.below(4) {
@@ -268,20 +268,36 @@ impl Commander {
                     sq_offset: n(source, &[256, 1024]),
                     rq_offset: n(source, &[2304, 3072]),
                     pages,
+                };
+                if matches!(create.kind, 9 | 10) && !source.one_in(4) {
+                    (create.recv_cq, create.srq, create.rq_entries) = (0, 0, 0);
+                }
+                if create.kind == 10 && !source.one_in(4) {
+                    (create.pd, create.send_cq, create.sq_entries) = (0, 0, 0);
+                    create.xrcd = self.handle(source, command::ALLOC_XRCD, 0);
+                }
+                create.encode()
+            }
+            command::CREATE_SRQ => {
+                let xrc = source.one_in(3);
+                CreateSrq {
+                    pd: self.handle(source, command::CREATE_PD, context),
+                    kind: n(source, &[xrc.into()]) as u32,
+                    cq: match xrc {
+                        true => self.handle(source, command::CREATE_CQ, context),
+                        false => n(source, &[0]) as u32,
+                    },
+                    xrcd: match xrc {
+                        true => self.handle(source, command::ALLOC_XRCD, 0),
+                        false => n(source, &[0]) as u32,
+                    },
+                    entries: n(source, &[1, 4, 16]) as u32,
+                    stride: n(source, &[32, 64]) as u32,
+                    max_sge: n(source, &[0, 1]) as u32,
+                    ring: self.srq_buffer(source),
                 }
                 .encode()
             }
-            command::CREATE_SRQ => CreateSrq {
-                pd: self.handle(source, command::CREATE_PD, context),
-                kind: n(source, &[0]) as u32,
-                cq: n(source, &[0]) as u32,
-                xrcd: n(source, &[0]) as u32,
-                entries: n(source, &[1, 4, 16]) as u32,
-                stride: n(source, &[32, 64]) as u32,
-                max_sge: n(source, &[0, 1]) as u32,
-                ring: self.srq_buffer(source),
-            }
-            .encode(),
             command::MODIFY_SRQ => {
                 let mask = n(source, &[1, 2, 3]) as u32;
                 let resizes = mask & 1 != 0;
@@ -307,7 +323,7 @@ impl Commander {
                 .encode()
             }
             command::MODIFY_QP => {
-                // To INIT, RTR, RTS, SQD, ERR and RESET with what each wants, of RC, UC and UD; now and then anything.
+                // To INIT, RTR, RTS, SQD, ERR and RESET with what each wants, of RC, UC, UD and XRC; now and then anything.
                 let ways = [
                     (0x39, 1),
                     (0x12_9181, 2),
@@ -319,6 +335,7 @@ impl Commander {
                     (0x1_0001, 3),
                     (0x71, 1),
                     (1, 2),
+                    (0x1_0201, 3),
                 ];
                 let (wanted, to) = match source.below(6) {
                     0 => (source.edge(), source.below(8)),
@@ -367,6 +384,7 @@ impl Commander {
             | command::QUERY_COUNTERS
             | command::QUERY_CLOCK
             | command::CREATE_CONTEXT
+            | command::ALLOC_XRCD
             | command::CREATE_PD => Vec::new(),
             command::DESTROY_CONTEXT => {
                 let which = if source.one_in(8) {
@@ -384,6 +402,7 @@ impl Commander {
                     command::QUERY_SRQ | command::DESTROY_SRQ => command::CREATE_SRQ,
                     command::MR_COMMIT => command::MR_APPEND,
                     command::DEALLOC_MW => command::ALLOC_MW,
+                    command::DEALLOC_XRCD => command::ALLOC_XRCD,
                     _ => command::REG_MR,
                 };
                 Body::new()
@@ -413,6 +432,8 @@ impl Commander {
                 | command::DEL_GID
                 | command::CREATE_CONTEXT
                 | command::DESTROY_CONTEXT
+                | command::ALLOC_XRCD
+                | command::DEALLOC_XRCD
         );
         let context = match source.below(12) {
             0 => source.edge() as u32,
@@ -508,6 +529,7 @@ impl Commander {
                 | command::CREATE_CQ
                 | command::CREATE_QP
                 | command::CREATE_SRQ
+                | command::ALLOC_XRCD
                 | command::ALLOC_MW => {
                     let more = opcode == command::REG_MR && body[33] & 1 != 0;
                     let sort = if more { command::MR_APPEND } else { opcode };

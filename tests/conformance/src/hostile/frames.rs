@@ -6,11 +6,14 @@ use devices::rdma::fabric::frame::{FrameHeader, flag, kind};
 
 use super::scripted::{Incoming, PEER_GID, PEERS, Script, Scripted};
 use super::victim::{Victim, canaries};
-use crate::layout::{MULTICAST_QPN, QpAttributes, access, mask, qp_type, send, state, wqe_flag};
-use crate::node::{Context, Mr, Node, QpOptions};
+use crate::layout::{
+    MULTICAST_QPN, QpAttributes, access, cqe_flag, mask, qp_type, send, state, wc, wqe_flag,
+};
+use crate::node::{Context, KERNEL, Mr, Node, QpOptions};
 use crate::random::Source;
 use crate::rings::{Cq, Qp, SendWr};
 use crate::side::Connection;
+use crate::srq::Srq;
 use crate::world::{Kind, Options, World, node};
 
 /// A guest whose QPs are connected to a peer that is the script's.
@@ -24,14 +27,21 @@ pub struct Target {
     pd: u32,
     cq: Cq,
     qps: Vec<Qp>,
+    /// SRQs that an XRC target may be asked for: two in its domain, one elsewhere.
+    srqs: Vec<Srq>,
+    domains: [u32; 2],
     /// Message number that each QP is believed to expect next, and the last that it sent.
     expected: Vec<u32>,
     asked: Vec<u32>,
     mrs: Vec<Mr>,
+    /// For receives of the SRQs, which wait while the others come and go.
+    own: Mr,
     /// What the device answered, by type of frame, and the codes of its NAKs.
     pub answers: [u64; 64],
     /// See `answers`.
     pub refusals: [u64; 8],
+    /// Receives of XRC SRQs that a message filled.
+    pub shared: u64,
 }
 
 /// QPNs of the peer's side.
@@ -43,7 +53,7 @@ const KINDS: [u32; QPS] = [
     qp_type::RC,
     qp_type::RC,
     qp_type::RC,
-    qp_type::RC,
+    qp_type::XRC_TGT,
     qp_type::UC,
     qp_type::UD,
 ];
@@ -82,8 +92,18 @@ impl Target {
             region(4090, 9, access::ALL),
             region(17, 8000, access::REMOTE_READ),
         ];
+        let own = region(0, 64, access::LOCAL_WRITE);
+        let domains = [(); 2].map(|()| node.alloc_xrcd().expect("ALLOC_XRCD"));
+        let srqs = [domains[0], domains[0], domains[1]].map(|xrcd| {
+            node.create_xrc_srq(context, pd, 16, (cq.cqn, xrcd))
+                .expect("an SRQ")
+        });
         let qps = KINDS
             .map(|kind| {
+                if kind == qp_type::XRC_TGT {
+                    let options = QpOptions::xrc_target(domains[0]);
+                    return node.create_qp(KERNEL, 0, 0, 0, &options).expect("a target");
+                }
                 let options = QpOptions {
                     kind,
                     ..Default::default()
@@ -100,11 +120,15 @@ impl Target {
             pd,
             cq,
             qps,
+            srqs: srqs.into(),
+            domains,
             expected: vec![0; QPS],
             asked: vec![0; QPS],
             mrs,
+            own,
             answers: [0; 64],
             refusals: [0; 8],
+            shared: 0,
         };
         for n in 0..QPS {
             target.connect(n);
@@ -140,7 +164,7 @@ impl Target {
         let steps = connection.steps(&self.qps[n], 0, far);
         for step in [reset].into_iter().chain(steps) {
             self.node()
-                .modify_qp(self.context.handle, &step)
+                .modify_qp(self.qps[n].context, &step)
                 .expect("a state that the table allows");
         }
         self.qps[n].reset_indices();
@@ -274,7 +298,10 @@ impl Target {
             } else {
                 0
             },
-            aux: source.below(33) as u32,
+            aux: match KINDS[n] {
+                qp_type::XRC_TGT => self.srq(source) << 8 | source.below(3) as u32,
+                _ => source.below(33) as u32,
+            },
         };
         let mut payload = vec![0; length as usize];
         // Not random to the last byte: that would be most of a fuzzer's input.
@@ -300,6 +327,60 @@ impl Target {
         });
     }
 
+    /// Connects a QP again that has failed.
+    fn revive(&mut self, n: usize) {
+        let qp = &self.qps[n];
+        let now = self.node().query_qp(qp.context, qp.qpn).expect("QUERY_QP");
+        if now.state != state::RTS {
+            self.connect(n);
+        }
+    }
+
+    /// A message to an SRQ that is as it should be, so that the others do not find the QP in ERR all the time.
+    fn sound(&mut self, n: usize, srqn: u32) {
+        let header = FrameHeader {
+            kind: kind::SEND,
+            flags: flag::LAST,
+            length: 8,
+            dst_qpn: self.qps[n].qpn,
+            src_qpn: PEER_QPN + n as u32,
+            seq: self.expected[n],
+            msg_len: 8,
+            aux: srqn << 8,
+            ..FrameHeader::default()
+        };
+        self.push(Incoming::Frame {
+            peer: PEERS[0],
+            header,
+            payload: vec![3; 8],
+            parts: 1,
+        });
+    }
+
+    /// The number of an SRQ, mostly of one in the target's domain.
+    fn srq(&self, source: &mut impl Source) -> u32 {
+        match source.below(16) {
+            0 => source.edge() as u32,
+            1 => self.srqs[2].srqn,
+            2..=4 => self.srqs[1].srqn,
+            _ => self.srqs[0].srqn,
+        }
+    }
+
+    /// An SRQ ends, with messages on their way into it or not, and another takes its place.
+    fn another_srq(&mut self, source: &mut impl Source) {
+        let n = source.below(self.srqs.len() as u64) as usize;
+        let (xrcd, cq) = (self.domains[usize::from(n == 2)], self.cq.cqn);
+        self.node()
+            .destroy_srq(self.context, self.srqs[n].srqn)
+            .expect("DESTROY_SRQ");
+        let next = self
+            .node()
+            .create_xrc_srq(self.context, self.pd, 16, (cq, xrcd))
+            .expect("an SRQ");
+        self.srqs[n] = next;
+    }
+
     fn push(&self, incoming: Incoming) {
         self.script
             .lock()
@@ -317,7 +398,12 @@ impl Target {
                 let n = source.below(QPS as u64) as usize;
                 let at = source.below(4000) as usize;
                 let sge = [self.mrs[0].sge(at, 3000)];
-                if source.one_in(2) {
+                if KINDS[n] == qp_type::XRC_TGT {
+                    let srq = source.below(2) as usize;
+                    let _ = self.srqs[srq].post(1, &[self.own.sge(0, 64)]);
+                    self.revive(n);
+                    self.sound(n, self.srqs[srq].srqn);
+                } else if source.one_in(2) {
                     let _ = self.qps[n].post_recv(1, &sge);
                 } else {
                     let opcode =
@@ -335,6 +421,8 @@ impl Target {
             }
             15 => {
                 while let Some(cqe) = self.cq.poll() {
+                    let shared = cqe.flags & cqe_flag::XRC != 0 && cqe.status == wc::SUCCESS;
+                    self.shared += u64::from(shared);
                     if let Some(qp) = self.qps.iter_mut().find(|qp| qp.qpn == cqe.qpn) {
                         qp.retire(&cqe);
                     }
@@ -343,16 +431,7 @@ impl Target {
             }
             16 => {
                 for n in 0..QPS {
-                    let qpn = self.qps[n].qpn;
-                    if self
-                        .node()
-                        .query_qp(self.context.handle, qpn)
-                        .expect("QUERY_QP")
-                        .state
-                        != state::RTS
-                    {
-                        self.connect(n);
-                    }
+                    self.revive(n);
                 }
             }
             17 => {
@@ -367,6 +446,8 @@ impl Target {
                 let full = source.one_in(2);
                 self.script.lock().expect("the script").full = full;
             }
+            // Seldom: what was sent waits, and names the one before.
+            19 if source.one_in(64) => self.another_srq(source),
             19 => {
                 // Memory comes and goes under what is being placed.
                 let n = source.below(3) as usize;

@@ -88,6 +88,7 @@ impl Half {
                 signal_all: n == 2,
                 scattered: n % 2 == 0,
                 srq: if SHARES[n] { srq.srqn } else { 0 },
+                xrcd: 0,
             };
             let (send, recv) = (self.cqs[n % 2].cqn, self.cqs[n / 2 % 2].cqn);
             self.qps.push(
@@ -265,6 +266,7 @@ impl Attacker {
             }
             .to_le_bytes(),
             num_pages: source.below(4) as u32,
+            srqn: 0,
             page_shift: 12,
             rkey,
             remote_addr: Self::range(source, iova, len).0,

@@ -29,6 +29,8 @@ pub struct QpOptions {
     pub scattered: bool,
     /// A shared receive queue instead of receives of its own; 0 for none.
     pub srq: u32,
+    /// The domain of an XRC target; 0 for none.
+    pub xrcd: u32,
 }
 
 impl Default for QpOptions {
@@ -43,6 +45,29 @@ impl Default for QpOptions {
             signal_all: false,
             scattered: true,
             srq: 0,
+            xrcd: 0,
+        }
+    }
+}
+
+impl QpOptions {
+    /// The sending end of an XRC connection.
+    pub fn xrc_initiator() -> Self {
+        QpOptions {
+            kind: qp_type::XRC_INI,
+            rq_entries: 0,
+            ..Default::default()
+        }
+    }
+
+    /// The receiving end, in a domain. It has neither a PD nor CQs.
+    pub fn xrc_target(xrcd: u32) -> Self {
+        QpOptions {
+            kind: qp_type::XRC_TGT,
+            sq_entries: 0,
+            rq_entries: 0,
+            xrcd,
+            ..Default::default()
         }
     }
 }
@@ -187,7 +212,7 @@ impl Node {
             max_send_sge: options.send_sge,
             max_recv_sge: options.recv_sge,
             max_inline: options.inline,
-            xrcd: 0,
+            xrcd: options.xrcd,
             buf_length: len,
             page_shift: 12,
             num_pages: pages.len() as u32,

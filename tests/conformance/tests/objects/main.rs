@@ -6,6 +6,7 @@ mod queues;
 mod regions;
 mod srq;
 mod states;
+mod xrc;
 
 use conformance::layout::{RegMr, access};
 use conformance::watchdog::Watchdog;

@@ -114,6 +114,7 @@ fn the_statistics_tell_how_many_objects_there_are() {
     let (pd, cq) = (rig.pd(user), rig.cq(user));
     rig.mr(user, pd);
     rig.qp(user, pd, cq);
+    let xrcd = rig.ask_handle(0, opcode::ALLOC_XRCD, &[]).unwrap();
     let shown = rig.shown();
     assert!(shown.mr_entries >= 3, "{shown:?}");
     let there = ObjectSnapshot {
@@ -122,6 +123,7 @@ fn the_statistics_tell_how_many_objects_there_are() {
         mrs: 1,
         cqs: 1,
         qps: 1,
+        xrcds: 1,
         mr_entries: shown.mr_entries,
         ..ObjectSnapshot::default()
     };
@@ -130,6 +132,9 @@ fn the_statistics_tell_how_many_objects_there_are() {
     assert_eq!(rig.on(user, opcode::DESTROY_PD, pd), Err(BUSY));
     assert_eq!(rig.shown(), there);
     rig.on(0, opcode::DESTROY_CONTEXT, user).unwrap();
+    // Domains are the kernel's.
+    assert_eq!(rig.shown().xrcds, 1);
+    rig.on(0, opcode::DEALLOC_XRCD, xrcd).unwrap();
     assert_eq!(rig.shown(), ObjectSnapshot::default());
 
     let user = rig.context();

@@ -59,12 +59,11 @@ fn completion_queues_that_cannot_be_are_refused() {
 fn queue_pairs_that_cannot_be_are_refused() {
     let mut rig = Rig::new();
     let (pd, cq) = (rig.pd(0), rig.cq(0));
-    let unsupported = Status::Unsupported as u32;
     let cases: [(Change<'_, CreateQpBody>, u32); 25] = [
-        (&|q| q.kind = Le32::new(qp_type::XRC_INI), unsupported),
+        (&|q| q.kind = Le32::new(qp_type::XRC_INI), INVALID),
         (&|q| q.kind = Le32::new(5), INVALID),
         (&|q| q.srq = Le32::new(1), INVALID),
-        (&|q| q.xrcd = Le32::new(1), unsupported),
+        (&|q| q.xrcd = Le32::new(1), INVALID),
         (&|q| q.flags = Le32::new(2), INVALID),
         (&|q| q.pd = Le32::new(99), NOT_FOUND),
         (&|q| q.send_cq = Le32::new(99), NOT_FOUND),

@@ -4,8 +4,12 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use super::*;
 use crate::rdma::fabric::Fabric;
+use crate::rdma::memory::Scope;
 use crate::rdma::objects::cq::{CqRequest, CqRing};
-use crate::rdma::objects::{Qp, QpAttributes, QpCaps, QpKind, QpRequest, QpState, RingPlace};
+use crate::rdma::objects::srq::{SrqRequest, SrqRing, Xrc};
+use crate::rdma::objects::{
+    Qp, QpAttributes, QpCaps, QpKind, QpRefs, QpRequest, QpState, RingPlace,
+};
 use crate::rdma::wire::{
     CQE_PHASE, CQE_SIZE, Cqe, ReceiveWqeHeader, SendWqeHeader, Sge, access, cq_control, qp_control,
     send_flag, send_opcode,
@@ -27,7 +31,7 @@ pub struct Post {
     pub rkey: u32,
     pub remote_addr: u64,
     pub operands: [u64; 2],
-    pub reserved: [u8; 16],
+    pub extra: [u8; 16],
     pub sges: Vec<(u64, u32, u32)>,
     pub inline: Vec<u8>,
 }
@@ -69,11 +73,13 @@ impl<F: Fabric> Node<F> {
             .objects
             .create_qp(QpRequest {
                 context: 0,
-                pd: self.pd,
                 kind: QpKind::Rc,
-                send_cq: cqn,
-                recv_cq: cqn,
-                srq: 0,
+                refs: QpRefs {
+                    pd: self.pd,
+                    send_cq: cqn,
+                    recv_cq: cqn,
+                    ..QpRefs::default()
+                },
                 sq_sig_all: false,
                 caps: QpCaps {
                     max_send_sge: 4,
@@ -105,6 +111,54 @@ impl<F: Fabric> Node<F> {
             rq_producer: 0,
             consumer: 0,
         }
+    }
+
+    /// Makes a connected QP the target of an XRC domain.
+    pub fn make_target(&mut self, queue: &Queue, xrcd: u32) {
+        let qp = self.qp_mut(queue);
+        (qp.kind, qp.refs.xrcd) = (QpKind::XrcTgt, xrcd);
+    }
+
+    /// An SRQ of an XRC domain, whose receives complete on the queue's CQ. Its number and where its memory is.
+    pub fn xrc_srq(&mut self, xrcd: u32, cqn: u32) -> (u32, u64) {
+        let (base, memory) = self.map(8192);
+        let request = SrqRequest {
+            scope: Scope {
+                context: 0,
+                pd: self.pd,
+                qp: 0,
+            },
+            xrc: Xrc { xrcd, cqn },
+            max_sge: 3,
+            ring: SrqRing {
+                memory,
+                control: 0,
+                place: RingPlace {
+                    offset: 4096,
+                    entries: RQ_ENTRIES,
+                    stride: RQ_STRIDE,
+                },
+            },
+        };
+        (self.objects.create_srq(request).unwrap(), base)
+    }
+
+    /// Fills slot `index` of an SRQ with a receive of `length` bytes of [`DATA`], and posts up to it.
+    pub fn post_srq(&mut self, base: u64, index: u32, wr_id: u64, length: u32) {
+        let header = ReceiveWqeHeader {
+            wr_id: wr_id.into(),
+            num_sge: 1.into(),
+            ..ReceiveWqeHeader::default()
+        };
+        let sge = Sge {
+            addr: DATA.into(),
+            length: length.into(),
+            lkey: self.key.into(),
+        };
+        let slot = base + 4096 + u64::from(index * RQ_STRIDE);
+        self.ram
+            .write(slot, &[header.as_bytes(), sge.as_bytes()].concat());
+        self.ram.write32(base, index + 1);
     }
 
     /// Changes the QP's state as a command would.
@@ -194,7 +248,7 @@ impl<F: Fabric> Node<F> {
             remote_addr: post.remote_addr.into(),
             compare_add: post.operands[0].into(),
             swap: post.operands[1].into(),
-            reserved: post.reserved,
+            extra: post.extra,
         };
         self.ram.write(at, header.as_bytes());
         for (position, sge) in post.sges.iter().enumerate() {
