@@ -97,6 +97,13 @@ static const struct ib_device_ops vrdma_srq_ops = {
 	INIT_RDMA_OBJ_SIZE(ib_srq, vrdma_srq, ibsrq),
 };
 
+static const struct ib_device_ops vrdma_xrc_ops = {
+	.alloc_xrcd = vrdma_alloc_xrcd,
+	.dealloc_xrcd = vrdma_dealloc_xrcd,
+
+	INIT_RDMA_OBJ_SIZE(ib_xrcd, vrdma_xrcd, ibxrcd),
+};
+
 /* The pages from 1 on are mapped by processes; page 0 is the kernel's own. */
 static int vrdma_find_doorbells(struct vrdma_dev *dev)
 {
@@ -217,6 +224,8 @@ static int vrdma_register(struct vrdma_dev *dev)
 		ib_set_device_ops(ibdev, &vrdma_dma_mr_ops);
 	if (vrdma_has(dev, VIRTIO_RDMA_F_SRQ))
 		ib_set_device_ops(ibdev, &vrdma_srq_ops);
+	if (vrdma_has(dev, VIRTIO_RDMA_F_XRC))
+		ib_set_device_ops(ibdev, &vrdma_xrc_ops);
 	if (vrdma_has(dev, VIRTIO_RDMA_F_FRWR))
 		ib_set_device_ops(ibdev, &vrdma_frwr_ops);
 	if (vrdma_has(dev, VIRTIO_RDMA_F_MW))
@@ -364,6 +373,7 @@ static const unsigned int vrdma_features[] = {
 	VIRTIO_RDMA_F_MW,
 	VIRTIO_RDMA_F_CQ_RESIZE,
 	VIRTIO_RDMA_F_USER_DOORBELL,
+	VIRTIO_RDMA_F_XRC,
 	VIRTIO_RDMA_F_DMA_MR,
 };
 

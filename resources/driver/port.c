@@ -150,6 +150,8 @@ int vrdma_query_device(struct ib_device *ibdev, struct ib_device_attr *attr,
 		attr->max_srq_wr = limits->max_srq_wr;
 		attr->max_srq_sge = limits->max_srq_sge;
 	}
+	if (vrdma_has(dev, VIRTIO_RDMA_F_XRC))
+		attr->device_cap_flags |= IB_DEVICE_XRC;
 	attr->max_pkeys = 1;
 	attr->local_ca_ack_delay = vrdma_cap(wire->ack_delay, 31);
 	/* In kHz: the device counts nanoseconds. */

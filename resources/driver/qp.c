@@ -69,7 +69,35 @@ static int vrdma_qp_type(struct vrdma_dev *dev, enum ib_qp_type type,
 		return VIRTIO_RDMA_QPT_UD;
 	if (type == IB_QPT_GSI && vrdma_has(dev, VIRTIO_RDMA_F_UD) && !udata)
 		return VIRTIO_RDMA_QPT_GSI;
+	if (type == IB_QPT_XRC_INI && vrdma_has(dev, VIRTIO_RDMA_F_XRC) && udata)
+		return VIRTIO_RDMA_QPT_XRC_INI;
+	/* The core makes it, for all who share the domain. */
+	if (type == IB_QPT_XRC_TGT && vrdma_has(dev, VIRTIO_RDMA_F_XRC) && !udata)
+		return VIRTIO_RDMA_QPT_XRC_TGT;
 	return -EOPNOTSUPP;
+}
+
+/* Whether such a queue pair has a completion queue for receives. */
+static bool vrdma_qp_receives(u32 type)
+{
+	return type != VIRTIO_RDMA_QPT_XRC_INI &&
+	       type != VIRTIO_RDMA_QPT_XRC_TGT;
+}
+
+/* The rings that it gets; one that takes receives elsewhere has none for them. */
+static void vrdma_qp_caps(const struct ib_qp_init_attr *attr, u32 type,
+			  struct virtio_rdma_qp_caps *caps)
+{
+	memset(caps, 0, sizeof(*caps));
+	if (type != VIRTIO_RDMA_QPT_XRC_TGT) {
+		caps->send_wr = attr->cap.max_send_wr;
+		caps->send_sge = attr->cap.max_send_sge;
+		caps->inline_data = attr->cap.max_inline_data;
+	}
+	if (vrdma_qp_receives(type) && !attr->srq) {
+		caps->recv_wr = attr->cap.max_recv_wr;
+		caps->recv_sge = attr->cap.max_recv_sge;
+	}
 }
 
 static int vrdma_qp_create(struct vrdma_dev *dev, struct vrdma_qp *qp,
@@ -85,10 +113,15 @@ static int vrdma_qp_create(struct vrdma_dev *dev, struct vrdma_qp *qp,
 	if (!cmd)
 		return -ENOMEM;
 	body = cmd->body;
-	body->pd = cpu_to_le32(to_vpd(qp->ibqp.pd)->pdn);
 	body->type = cpu_to_le32(type);
-	body->send_cq = cpu_to_le32(to_vcq(attr->send_cq)->cqn);
-	body->recv_cq = cpu_to_le32(to_vcq(attr->recv_cq)->cqn);
+	if (type == VIRTIO_RDMA_QPT_XRC_TGT) {
+		body->xrcd = cpu_to_le32(to_vxrcd(attr->xrcd)->handle);
+	} else {
+		body->pd = cpu_to_le32(to_vpd(qp->ibqp.pd)->pdn);
+		body->send_cq = cpu_to_le32(to_vcq(attr->send_cq)->cqn);
+	}
+	if (vrdma_qp_receives(type))
+		body->recv_cq = cpu_to_le32(to_vcq(attr->recv_cq)->cqn);
 	if (attr->srq)
 		body->srq = cpu_to_le32(to_vsrq(attr->srq)->srqn);
 	if (attr->sq_sig_type == IB_SIGNAL_ALL_WR)
@@ -135,12 +168,7 @@ int vrdma_create_qp(struct ib_qp *ibqp, struct ib_qp_init_attr *attr,
 	if (attr->create_flags)
 		return -EOPNOTSUPP;
 
-	qp->caps.send_wr = attr->cap.max_send_wr;
-	/* With a shared receive queue it has no receives of its own. */
-	qp->caps.recv_wr = attr->srq ? 0 : attr->cap.max_recv_wr;
-	qp->caps.send_sge = attr->cap.max_send_sge;
-	qp->caps.recv_sge = attr->srq ? 0 : attr->cap.max_recv_sge;
-	qp->caps.inline_data = attr->cap.max_inline_data;
+	vrdma_qp_caps(attr, type, &qp->caps);
 	if (virtio_rdma_layout_qp(&dev->limits, &qp->caps, &layout))
 		return -EINVAL;
 
@@ -254,8 +282,10 @@ static void vrdma_qp_restart(struct vrdma_qp *qp)
 {
 	if (!qp->ctrl)
 		return;
-	vrdma_cq_clean(to_vcq(qp->ibqp.send_cq), qp->ibqp.qp_num);
-	if (qp->ibqp.recv_cq != qp->ibqp.send_cq)
+	/* An XRC target has none. */
+	if (qp->ibqp.send_cq)
+		vrdma_cq_clean(to_vcq(qp->ibqp.send_cq), qp->ibqp.qp_num);
+	if (qp->ibqp.recv_cq && qp->ibqp.recv_cq != qp->ibqp.send_cq)
 		vrdma_cq_clean(to_vcq(qp->ibqp.recv_cq), qp->ibqp.qp_num);
 	qp->sq.producer = 0;
 	qp->sq.consumer = 0;

@@ -72,6 +72,11 @@ static int vrdma_srq_create(struct vrdma_dev *dev, struct vrdma_srq *srq,
 	body = cmd->body;
 	body->pd = cpu_to_le32(to_vpd(srq->ibsrq.pd)->pdn);
 	body->type = cpu_to_le32(VIRTIO_RDMA_SRQT_BASIC);
+	if (srq->ibsrq.srq_type == IB_SRQT_XRC) {
+		body->type = cpu_to_le32(VIRTIO_RDMA_SRQT_XRC);
+		body->cq = cpu_to_le32(to_vcq(srq->ibsrq.ext.cq)->cqn);
+		body->xrcd = cpu_to_le32(to_vxrcd(srq->ibsrq.ext.xrc.xrcd)->handle);
+	}
 	body->entries = cpu_to_le32(layout->entries);
 	body->stride = cpu_to_le32(layout->stride);
 	body->max_sge = cpu_to_le32(srq->max_sge);
@@ -89,7 +94,10 @@ int vrdma_create_srq(struct ib_srq *ibsrq, struct ib_srq_init_attr *attr,
 	u32 max_sge = attr->attr.max_sge;
 	int err;
 
-	if (attr->srq_type != IB_SRQT_BASIC)
+	/* No kernel user has XRC. */
+	if (attr->srq_type != IB_SRQT_BASIC &&
+	    !(attr->srq_type == IB_SRQT_XRC && udata &&
+	      vrdma_has(dev, VIRTIO_RDMA_F_XRC)))
 		return -EOPNOTSUPP;
 	if (virtio_rdma_layout_srq(&dev->limits, attr->attr.max_wr, &max_sge,
 				   &layout))
@@ -118,6 +126,8 @@ int vrdma_create_srq(struct ib_srq *ibsrq, struct ib_srq_init_attr *attr,
 	err = xa_insert_irq(&dev->srqs, srq->srqn, srq, GFP_KERNEL);
 	if (err)
 		goto err_srq;
+	if (attr->srq_type == IB_SRQT_XRC)
+		ibsrq->ext.xrc.srq_num = srq->srqn;
 	attr->attr.max_wr = srq->entries;
 	attr->attr.max_sge = srq->max_sge;
 	return 0;

@@ -77,6 +77,8 @@ enum virtio_rdma_opcode {
 	VIRTIO_RDMA_CMD_DEALLOC_MW	= 0x0091,
 	VIRTIO_RDMA_CMD_ATTACH_MCAST	= 0x00a0,
 	VIRTIO_RDMA_CMD_DETACH_MCAST	= 0x00a1,
+	VIRTIO_RDMA_CMD_ALLOC_XRCD	= 0x00b0,
+	VIRTIO_RDMA_CMD_DEALLOC_XRCD	= 0x00b1,
 };
 
 enum virtio_rdma_status {
@@ -302,6 +304,8 @@ struct virtio_rdma_modify_cq {
 #define VIRTIO_RDMA_QPT_RC		2
 #define VIRTIO_RDMA_QPT_UC		3
 #define VIRTIO_RDMA_QPT_UD		4
+#define VIRTIO_RDMA_QPT_XRC_INI		9
+#define VIRTIO_RDMA_QPT_XRC_TGT		10
 
 #define VIRTIO_RDMA_QP_SQ_SIG_ALL	0x1
 
@@ -506,7 +510,10 @@ struct virtio_rdma_send_wqe {
 			__le64	remote_addr;
 			__le64	compare_add;
 			__le64	swap;
-			__le32	num_pages;
+			union {
+				__le32	num_pages;
+				__le32	srqn;	/* XRC */
+			};
 			__u8	page_shift;
 			__u8	reserved[11];
 		};
@@ -557,6 +564,7 @@ struct virtio_rdma_cq_ctrl {
 #define VIRTIO_RDMA_CQE_WITH_INV	0x4
 #define VIRTIO_RDMA_CQE_SEND_QUEUE	0x8
 #define VIRTIO_RDMA_CQE_ETHERNET	0x10
+#define VIRTIO_RDMA_CQE_XRC		0x20
 
 #define VIRTIO_RDMA_CQE_PHASE		0x1
 
@@ -593,7 +601,7 @@ struct virtio_rdma_cqe {
 	__le64	timestamp;
 	__u8	smac[6];
 	__le16	vlan;
-	__le32	reserved1;
+	__le32	srqn;
 	__le32	phase;
 };
 

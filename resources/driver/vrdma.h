@@ -16,6 +16,7 @@
  * cq_resize.c changes of completion queues
  * ah.c        address handles, multicast groups
  * srq.c       shared receive queues
+ * xrc.c       XRC domains
  * post.c      posting to queue pairs of kernel users
  * flush.c     what a failed device owes kernel users
  */
@@ -179,6 +180,11 @@ struct vrdma_cq {
 	u32 armed;		/* kind under this sequence, 0 none */
 };
 
+struct vrdma_xrcd {
+	struct ib_xrcd ibxrcd;
+	u32 handle;
+};
+
 struct vrdma_srq {
 	struct ib_srq ibsrq;
 	u32 srqn;
@@ -248,6 +254,7 @@ VRDMA_TO(to_vmw, vrdma_mw, ibmw, ib_mw)
 VRDMA_TO(to_vcq, vrdma_cq, ibcq, ib_cq)
 VRDMA_TO(to_vqp, vrdma_qp, ibqp, ib_qp)
 VRDMA_TO(to_vsrq, vrdma_srq, ibsrq, ib_srq)
+VRDMA_TO(to_vxrcd, vrdma_xrcd, ibxrcd, ib_xrcd)
 VRDMA_TO(to_vah, vrdma_ah, ibah, ib_ah)
 
 static inline bool vrdma_has(const struct vrdma_dev *dev, unsigned int feature)
@@ -406,6 +413,10 @@ struct vrdma_srq *vrdma_srq_get(struct vrdma_dev *dev, u32 srqn);
 void vrdma_srq_put(struct vrdma_srq *srq);
 int vrdma_post_srq_recv(struct ib_srq *ibsrq, const struct ib_recv_wr *wr,
 			const struct ib_recv_wr **bad_wr);
+
+/* xrc.c */
+int vrdma_alloc_xrcd(struct ib_xrcd *ibxrcd, struct ib_udata *udata);
+int vrdma_dealloc_xrcd(struct ib_xrcd *ibxrcd, struct ib_udata *udata);
 
 /* post.c */
 void vrdma_fill_recv(struct virtio_rdma_recv_wqe *wqe,

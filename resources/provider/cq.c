@@ -244,11 +244,21 @@ void vrdma_cq_event(struct ibv_cq *ibv_cq)
 	vrdma_cq_unlock(cq);
 }
 
+/* Of this queue pair, or with the flag XRC of this shared receive queue. */
+static bool vrdma_cqe_is_of(const struct virtio_rdma_cqe *cqe, uint16_t xrc,
+			    uint32_t number)
+{
+	if ((le16toh(cqe->flags) & VIRTIO_RDMA_CQE_XRC) != xrc)
+		return false;
+	return le32toh(xrc ? cqe->srqn : cqe->qpn) == number;
+}
+
 /*
- * Takes the CQEs of a queue pair out: those that stay move up to the
- * producer's end, each under the phase of its new place.
+ * Takes CQEs out: those that stay move up to the producer's end, each under
+ * the phase of its new place.
  */
-void vrdma_cq_clean(struct vrdma_cq *cq, uint32_t qpn)
+static void vrdma_cq_take_out(struct vrdma_cq *cq, uint16_t xrc,
+			      uint32_t number)
 {
 	struct virtio_rdma_cqe *from, *to;
 	uint32_t producer, i, freed = 0;
@@ -261,7 +271,7 @@ void vrdma_cq_clean(struct vrdma_cq *cq, uint32_t qpn)
 
 	for (i = producer; i != cq->consumer;) {
 		from = vrdma_cqe(cq, --i);
-		if (le32toh(from->qpn) == qpn) {
+		if (vrdma_cqe_is_of(from, xrc, number)) {
 			freed++;
 		} else if (freed) {
 			to = vrdma_cqe(cq, i + freed);
@@ -274,4 +284,16 @@ void vrdma_cq_clean(struct vrdma_cq *cq, uint32_t qpn)
 		vrdma_store_release(&cq->ctrl->consumer, cq->consumer);
 	}
 	vrdma_cq_unlock(cq);
+}
+
+/* Those of a queue pair. */
+void vrdma_cq_clean(struct vrdma_cq *cq, uint32_t qpn)
+{
+	vrdma_cq_take_out(cq, 0, qpn);
+}
+
+/* Those of an XRC shared receive queue, whatever queue pair they came by. */
+void vrdma_cq_clean_srq(struct vrdma_cq *cq, uint32_t srqn)
+{
+	vrdma_cq_take_out(cq, VIRTIO_RDMA_CQE_XRC, srqn);
 }

@@ -54,6 +54,9 @@ static const struct virtio_rdma_cqe *vrdma_cq_take(struct vrdma_cq *cq,
 
 	while (vrdma_cqe_valid(cq, cq->consumer)) {
 		cqe = vrdma_cqe(cq, cq->consumer++);
+		/* The queue pair may be another process's, and has no ring. */
+		if (le16toh(cqe->flags) & VIRTIO_RDMA_CQE_XRC)
+			return cqe;
 		qpn = le32toh(cqe->qpn);
 		if (!*qp || (*qp)->ibv_qp.qp_num != qpn)
 			*qp = vrdma_qp_table_find(ctx, qpn);

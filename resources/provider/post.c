@@ -150,7 +150,7 @@ static int vrdma_fill_opcode(const struct vrdma_qp *qp,
 
 /*
  * UC has no answers, and so neither READs nor atomics; a datagram is a SEND.
- * Those two have the opcodes 0 to 3.
+ * Those two have the opcodes 0 to 3. An XRC target has no keys to invalidate.
  */
 static bool vrdma_can_send(const struct vrdma_qp *qp, uint8_t opcode)
 {
@@ -160,6 +160,8 @@ static bool vrdma_can_send(const struct vrdma_qp *qp, uint8_t opcode)
 	case IBV_QPT_UD:
 		return opcode == VIRTIO_RDMA_WQE_SEND ||
 		       opcode == VIRTIO_RDMA_WQE_SEND_IMM;
+	case IBV_QPT_XRC_SEND:
+		return opcode != VIRTIO_RDMA_WQE_SEND_INV;
 	default:
 		return true;
 	}
@@ -185,6 +187,10 @@ static int vrdma_fill_send(const struct vrdma_qp *qp,
 		wqe->qkey = htole32(wr->wr.ud.remote_qkey);
 		wqe->av = to_vah(wr->wr.ud.ah)->av;
 	}
+	/* What is local has other things there. */
+	if (qp->ibv_qp.qp_type == IBV_QPT_XRC_SEND &&
+	    wqe->opcode <= VIRTIO_RDMA_WQE_FETCH_AND_ADD)
+		wqe->srqn = htole32(wr->qp_type.xrc.remote_srqn);
 	wqe->flags = vrdma_wqe_flags(wr->send_flags);
 	if (wr->send_flags & IBV_SEND_INLINE) {
 		/* What is read or swapped has to have a place to go. */

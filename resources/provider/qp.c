@@ -45,6 +45,9 @@ static bool vrdma_has_type(const struct vrdma_context *ctx,
 		return ctx->features & (1U << VIRTIO_RDMA_F_UC);
 	case IBV_QPT_UD:
 		return ctx->features & (1U << VIRTIO_RDMA_F_UD);
+	case IBV_QPT_XRC_SEND:
+	case IBV_QPT_XRC_RECV:
+		return ctx->features & (1U << VIRTIO_RDMA_F_XRC);
 	default:
 		return false;
 	}
@@ -58,10 +61,7 @@ static struct vrdma_qp *vrdma_new_qp(struct ibv_context *ibv_ctx,
 	struct vrdma_create_qp cmd = {};
 	struct virtio_rdma_qp_caps caps = {
 		.send_wr = attr->cap.max_send_wr,
-		/* With a shared receive queue it has no receives of its own. */
-		.recv_wr = attr->srq ? 0 : attr->cap.max_recv_wr,
 		.send_sge = attr->cap.max_send_sge,
-		.recv_sge = attr->srq ? 0 : attr->cap.max_recv_sge,
 		.inline_data = attr->cap.max_inline_data,
 	};
 	struct vrdma_qp *qp;
@@ -70,6 +70,13 @@ static struct vrdma_qp *vrdma_new_qp(struct ibv_context *ibv_ctx,
 	if (!vrdma_has_type(ctx, attr->qp_type)) {
 		errno = EOPNOTSUPP;
 		return NULL;
+	}
+	if (attr->qp_type == IBV_QPT_XRC_RECV)
+		return vrdma_new_target(ibv_ctx, attr);
+	/* With a shared receive queue it has no receives of its own. */
+	if (!attr->srq && attr->qp_type != IBV_QPT_XRC_SEND) {
+		caps.recv_wr = attr->cap.max_recv_wr;
+		caps.recv_sge = attr->cap.max_recv_sge;
 	}
 	if (virtio_rdma_layout_qp(&ctx->limits, &caps, &cmd.drv.layout)) {
 		errno = EINVAL;
@@ -159,6 +166,7 @@ struct ibv_qp *vrdma_create_qp_ex(struct ibv_context *ibv_ctx,
 
 	/* There are no flags, but none may be asked for. */
 	if (!check_comp_mask(comp_mask, IBV_QP_INIT_ATTR_PD |
+						IBV_QP_INIT_ATTR_XRCD |
 						IBV_QP_INIT_ATTR_CREATE_FLAGS |
 						IBV_QP_INIT_ATTR_SEND_OPS_FLAGS) ||
 	    ((comp_mask & IBV_QP_INIT_ATTR_CREATE_FLAGS) &&
@@ -184,7 +192,8 @@ static void vrdma_wq_restart(struct vrdma_wq *wq, __le32 *index)
 static void vrdma_clean_cqs(struct vrdma_qp *qp)
 {
 	vrdma_cq_clean(to_vcq(qp->ibv_qp.send_cq), qp->ibv_qp.qp_num);
-	if (qp->ibv_qp.recv_cq != qp->ibv_qp.send_cq)
+	/* An XRC initiator has none. */
+	if (qp->ibv_qp.recv_cq && qp->ibv_qp.recv_cq != qp->ibv_qp.send_cq)
 		vrdma_cq_clean(to_vcq(qp->ibv_qp.recv_cq), qp->ibv_qp.qp_num);
 }
 
@@ -197,7 +206,8 @@ int vrdma_modify_qp(struct ibv_qp *ibv_qp, struct ibv_qp_attr *attr, int mask)
 	ret = ibv_cmd_modify_qp(ibv_qp, attr, mask, &cmd, sizeof(cmd));
 	if (ret)
 		return ret;
-	if ((mask & IBV_QP_STATE) && attr->qp_state == IBV_QPS_RESET) {
+	if ((mask & IBV_QP_STATE) && attr->qp_state == IBV_QPS_RESET &&
+	    qp->ctrl) {
 		/* The device's indices are 0 again, and it writes no more. */
 		vrdma_clean_cqs(qp);
 		vrdma_wq_restart(&qp->sq, &qp->ctrl->sq_producer);
@@ -223,12 +233,15 @@ int vrdma_destroy_qp(struct ibv_qp *ibv_qp)
 	ret = ibv_cmd_destroy_qp(ibv_qp);
 	if (ret)
 		return ret;
-	vrdma_clean_cqs(qp);
-	vrdma_qp_table_remove(to_vctx(ibv_qp->context), ibv_qp->qp_num);
-	vrdma_wq_destroy(&qp->rq);
-	vrdma_wq_destroy(&qp->sq);
-	vrdma_buf_free(&qp->buf);
-	vrdma_parent_release(qp->parent);
+	if (qp->ctrl) {
+		vrdma_clean_cqs(qp);
+		vrdma_qp_table_remove(to_vctx(ibv_qp->context),
+				      ibv_qp->qp_num);
+		vrdma_wq_destroy(&qp->rq);
+		vrdma_wq_destroy(&qp->sq);
+		vrdma_buf_free(&qp->buf);
+		vrdma_parent_release(qp->parent);
+	}
 	free(qp);
 	return 0;
 }

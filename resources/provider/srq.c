@@ -7,11 +7,11 @@
 #include "vrdma.h"
 
 struct vrdma_create_srq {
-	struct ibv_create_srq ibv_cmd;
+	struct ibv_create_xsrq ibv_cmd;
 	struct virtio_rdma_ureq_srq drv;
 };
 static_assert(offsetof(struct vrdma_create_srq, drv) ==
-		      sizeof(struct ibv_create_srq),
+		      sizeof(struct ibv_create_xsrq),
 	      "the driver's part follows the core's at once");
 
 struct vrdma_modify_srq {
@@ -32,16 +32,37 @@ static void vrdma_srq_use(struct vrdma_srq *srq, struct vrdma_buf buf,
 	srq->ring = buf.addr + layout->ring_offset;
 }
 
-struct ibv_srq *vrdma_create_srq(struct ibv_pd *pd,
-				 struct ibv_srq_init_attr *attr)
+static bool vrdma_has_srq_type(const struct vrdma_context *ctx,
+			       const struct ibv_srq_init_attr_ex *attr)
 {
-	struct vrdma_context *ctx = to_vctx(pd->context);
+	const uint32_t xrc = IBV_SRQ_INIT_ATTR_XRCD | IBV_SRQ_INIT_ATTR_CQ;
+	const uint32_t any = IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD;
+
+	switch (attr->srq_type) {
+	case IBV_SRQT_BASIC:
+		return attr->comp_mask == any;
+	case IBV_SRQT_XRC:
+		return attr->comp_mask == (any | xrc) &&
+		       ctx->features & (1U << VIRTIO_RDMA_F_XRC);
+	default:
+		return false;
+	}
+}
+
+struct ibv_srq *vrdma_create_srq_ex(struct ibv_context *ibv_ctx,
+				    struct ibv_srq_init_attr_ex *attr)
+{
+	struct vrdma_context *ctx = to_vctx(ibv_ctx);
 	struct ib_uverbs_create_srq_resp resp = {};
 	struct vrdma_create_srq cmd = {};
 	struct vrdma_srq *srq;
 	struct vrdma_buf buf;
 	int ret;
 
+	if (!vrdma_has_srq_type(ctx, attr)) {
+		errno = EOPNOTSUPP;
+		return NULL;
+	}
 	srq = calloc(1, sizeof(*srq));
 	if (!srq) {
 		errno = ENOMEM;
@@ -55,7 +76,7 @@ struct ibv_srq *vrdma_create_srq(struct ibv_pd *pd,
 	ret = pthread_spin_init(&srq->lock, PTHREAD_PROCESS_PRIVATE);
 	if (ret)
 		goto err_free;
-	srq->parent = vrdma_parent(pd);
+	srq->parent = vrdma_parent(attr->pd);
 	ret = vrdma_buf_alloc(&buf, srq->parent, VRDMA_RES_TYPE_SRQ,
 			      cmd.drv.layout.length);
 	if (ret)
@@ -64,8 +85,8 @@ struct ibv_srq *vrdma_create_srq(struct ibv_pd *pd,
 
 	cmd.drv.buf_addr = (uintptr_t)buf.addr;
 	/* Reports the real limits in attr->attr. */
-	ret = ibv_cmd_create_srq(pd, &srq->vsrq.srq, attr, &cmd.ibv_cmd,
-				 sizeof(cmd), &resp, sizeof(resp));
+	ret = ibv_cmd_create_srq_ex(ibv_ctx, &srq->vsrq, attr, &cmd.ibv_cmd,
+				    sizeof(cmd), &resp, sizeof(resp));
 	if (ret)
 		goto err_buf;
 	vrdma_parent_hold(srq->parent);
@@ -79,6 +100,24 @@ err_free:
 	free(srq);
 	errno = ret;
 	return NULL;
+}
+
+struct ibv_srq *vrdma_create_srq(struct ibv_pd *pd,
+				 struct ibv_srq_init_attr *attr)
+{
+	struct ibv_srq_init_attr_ex attr_ex = {
+		.srq_context = attr->srq_context,
+		.attr = attr->attr,
+		.comp_mask = IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD,
+		.srq_type = IBV_SRQT_BASIC,
+		.pd = pd,
+	};
+	struct ibv_srq *srq;
+
+	srq = vrdma_create_srq_ex(pd->context, &attr_ex);
+	if (srq)
+		attr->attr = attr_ex.attr;
+	return srq;
 }
 
 static void *vrdma_srq_slot(const struct vrdma_srq *srq, uint32_t index)
@@ -165,6 +204,8 @@ int vrdma_destroy_srq(struct ibv_srq *ibv_srq)
 	ret = ibv_cmd_destroy_srq(ibv_srq);
 	if (ret)
 		return ret;
+	if (srq->vsrq.xrcd)
+		vrdma_cq_clean_srq(to_vcq(srq->vsrq.cq), srq->vsrq.srq_num);
 	vrdma_buf_free(&srq->buf);
 	vrdma_parent_release(srq->parent);
 	pthread_spin_destroy(&srq->lock);

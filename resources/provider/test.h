@@ -35,4 +35,7 @@ struct virtio_rdma_send_wqe *send_slot(struct vrdma_qp *qp, uint32_t i);
 /* test_semantics.c */
 void test_semantics(void);
 
+/* test_xrc.c */
+void test_xrc(void);
+
 #endif /* VRDMA_TEST_H */

@@ -147,12 +147,44 @@ int ibv_cmd_dealloc_pd(struct ibv_pd *old_pd)
 	return 0;
 }
 
-int ibv_cmd_create_srq(struct ibv_pd *pd, struct ibv_srq *srq,
-		       struct ibv_srq_init_attr *attr,
-		       struct ibv_create_srq *cmd, size_t cmd_size,
-		       struct ib_uverbs_create_srq_resp *resp, size_t resp_size)
+int ibv_cmd_create_srq_ex(struct ibv_context *context, struct verbs_srq *srq,
+			  struct ibv_srq_init_attr_ex *attr,
+			  struct ibv_create_xsrq *cmd, size_t cmd_size,
+			  struct ib_uverbs_create_srq_resp *resp,
+			  size_t resp_size)
 {
-	srq->context = pd->context;
+	srq->srq.context = context;
+	if (attr->srq_type == IBV_SRQT_XRC) {
+		srq->xrcd = container_of(attr->xrcd, struct verbs_xrcd, xrcd);
+		srq->srq_num = 0x77;
+		srq->cq = attr->cq;
+	}
+	return 0;
+}
+
+int ibv_cmd_open_xrcd(struct ibv_context *context, struct verbs_xrcd *xrcd,
+		      int vxrcd_size, struct ibv_xrcd_init_attr *attr,
+		      struct ibv_open_xrcd *cmd, size_t cmd_size,
+		      struct ib_uverbs_open_xrcd_resp *resp, size_t resp_size)
+{
+	xrcd->xrcd.context = context;
+	return 0;
+}
+
+int ibv_cmd_close_xrcd(struct verbs_xrcd *xrcd)
+{
+	return 0;
+}
+
+int ibv_cmd_open_qp(struct ibv_context *context, struct verbs_qp *vqp,
+		    int vqp_sz, struct ibv_qp_open_attr *attr,
+		    struct ibv_open_qp *cmd, size_t cmd_size,
+		    struct ib_uverbs_create_qp_resp *resp, size_t resp_size)
+{
+	vqp->qp.context = context;
+	vqp->qp.qp_num = attr->qp_num;
+	vqp->qp.qp_type = attr->qp_type;
+	vqp->qp.state = IBV_QPS_RTS;
 	return 0;
 }
 
@@ -211,7 +243,8 @@ void device_complete(struct device_cq *dev, struct vrdma_qp *qp, uint16_t flags,
 
 static struct vrdma_context context = {
 	.features = 1U << VIRTIO_RDMA_F_ATOMICS | 1U << VIRTIO_RDMA_F_UC |
-		    1U << VIRTIO_RDMA_F_UD | 1U << VIRTIO_RDMA_F_CQ_RESIZE,
+		    1U << VIRTIO_RDMA_F_UD | 1U << VIRTIO_RDMA_F_CQ_RESIZE |
+		    1U << VIRTIO_RDMA_F_XRC,
 	.limits = {
 		.max_send_wr = 1024,
 		.max_recv_wr = 1024,
@@ -914,6 +947,7 @@ int main(void)
 	test_parent_domain();
 	test_srq();
 	test_semantics();
+	test_xrc();
 	puts("virtio-rdma provider: rings as specified");
 	return 0;
 }

@@ -12,6 +12,7 @@
  * clock.c	the device's clock
  * qp.c		queue pairs
  * srq.c	shared receive queues
+ * xrc.c	XRC domains, the targets in them
  * ah.c		address handles
  * post.c	posting, ibv_post_send and ibv_post_recv
  * wr.c		posting with ibv_wr_*
@@ -147,6 +148,7 @@ struct vrdma_srq {
 	struct vrdma_buf buf;
 };
 
+/* Of an XRC target only the number and the state: ctrl is NULL. */
 struct vrdma_qp {
 	union {
 		struct verbs_qp verbs_qp;
@@ -344,6 +346,7 @@ int vrdma_destroy_cq(struct ibv_cq *ibv_cq);
 int vrdma_req_notify_cq(struct ibv_cq *ibv_cq, int solicited_only);
 void vrdma_cq_event(struct ibv_cq *ibv_cq);
 void vrdma_cq_clean(struct vrdma_cq *cq, uint32_t qpn);
+void vrdma_cq_clean_srq(struct vrdma_cq *cq, uint32_t srqn);
 
 /* poll.c */
 int vrdma_poll_cq(struct ibv_cq *ibv_cq, int num_entries, struct ibv_wc *wc);
@@ -380,12 +383,24 @@ int vrdma_destroy_ah(struct ibv_ah *ibv_ah);
 /* srq.c */
 struct ibv_srq *vrdma_create_srq(struct ibv_pd *pd,
 				 struct ibv_srq_init_attr *attr);
+struct ibv_srq *vrdma_create_srq_ex(struct ibv_context *ibv_ctx,
+				    struct ibv_srq_init_attr_ex *attr);
 int vrdma_modify_srq(struct ibv_srq *ibv_srq, struct ibv_srq_attr *attr,
 		     int mask);
 int vrdma_query_srq(struct ibv_srq *ibv_srq, struct ibv_srq_attr *attr);
 int vrdma_destroy_srq(struct ibv_srq *ibv_srq);
 int vrdma_post_srq_recv(struct ibv_srq *ibv_srq, struct ibv_recv_wr *wr,
 			struct ibv_recv_wr **bad_wr);
+
+/* xrc.c */
+struct ibv_xrcd *vrdma_open_xrcd(struct ibv_context *ibv_ctx,
+				 struct ibv_xrcd_init_attr *attr);
+int vrdma_close_xrcd(struct ibv_xrcd *ibv_xrcd);
+struct vrdma_qp *vrdma_new_target(struct ibv_context *ibv_ctx,
+				  struct ibv_qp_init_attr_ex *attr);
+struct ibv_qp *vrdma_open_qp(struct ibv_context *ibv_ctx,
+			     struct ibv_qp_open_attr *attr);
+int vrdma_get_srq_num(struct ibv_srq *ibv_srq, uint32_t *srq_num);
 
 /* post.c */
 void vrdma_fill_recv(struct virtio_rdma_recv_wqe *wqe,

@@ -161,6 +161,14 @@ static void vrdma_wr_set_ud_addr(struct ibv_qp_ex *qp_ex, struct ibv_ah *ah,
 	qp->wr->av = to_vah(ah)->av;
 }
 
+static void vrdma_wr_set_xrc_srqn(struct ibv_qp_ex *qp_ex, uint32_t srqn)
+{
+	struct vrdma_qp *qp = ex_to_vqp(qp_ex);
+
+	if (likely(qp->wr))
+		qp->wr->srqn = htole32(srqn);
+}
+
 static void vrdma_wr_set_sge_list(struct ibv_qp_ex *qp_ex, size_t num_sge,
 				  const struct ibv_sge *sg_list)
 {
@@ -268,6 +276,9 @@ static uint64_t vrdma_wr_ops(const struct vrdma_qp *qp)
 	case IBV_QPT_RC:
 		return sends | writes | IBV_QP_EX_WITH_RDMA_READ | local |
 		       invalidate | (qp->atomics ? atomics : 0);
+	case IBV_QPT_XRC_SEND:
+		return sends | writes | IBV_QP_EX_WITH_RDMA_READ | local |
+		       (qp->atomics ? atomics : 0);
 	case IBV_QPT_UC:
 		return sends | writes;
 	case IBV_QPT_UD:
@@ -310,6 +321,7 @@ int vrdma_wr_init(struct vrdma_qp *qp, uint64_t send_ops_flags)
 	qp_ex->wr_local_inv = vrdma_wr_local_inv;
 	qp_ex->wr_bind_mw = vrdma_wr_bind_mw;
 	qp_ex->wr_set_ud_addr = vrdma_wr_set_ud_addr;
+	qp_ex->wr_set_xrc_srqn = vrdma_wr_set_xrc_srqn;
 	qp_ex->wr_set_sge = vrdma_wr_set_sge;
 	qp_ex->wr_set_sge_list = vrdma_wr_set_sge_list;
 	qp_ex->wr_set_inline_data = vrdma_wr_set_inline_data;
