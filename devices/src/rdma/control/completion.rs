@@ -2,27 +2,23 @@
 
 use super::queues::{LINE, check_parts};
 use super::{Control, Outcome, handle, put_handle, whole, with_list};
-use crate::rdma::memory::RingBuffer;
 use crate::rdma::objects::cq::{CqRequest, CqRing};
 use crate::rdma::wire::{
-    CQE_SIZE, CreateCqBody, Le64, ModifyCqBody, ResizeCqBody, Status, cq_control, feature,
+    CQE_SIZE, CreateCqBody, Le64, ModifyCqBody, ResizeCqBody, RingBufferBody, Status, cq_control,
+    feature,
 };
 
 impl Control<'_> {
     pub(super) fn create_cq(&mut self, context: u32, body: &[u8], reply: &mut Vec<u8>) -> Outcome {
-        let (head, pages) = with_list::<CreateCqBody, Le64>(body, |head| head.num_pages.get())?;
+        let (head, pages) =
+            with_list::<CreateCqBody, Le64>(body, |head| head.buffer.num_pages.get())?;
         let vector = u16::try_from(head.vector.get()).map_err(|_| Status::Invalid)?;
         if vector >= self.config.num_vectors {
             return Err(Status::Invalid);
         }
-        let buffer = RingBuffer {
-            length: head.buf_length.get(),
-            page_shift: head.page_shift.get(),
-            offset: head.buf_offset.get(),
-        };
         let entries = head.entries.get();
         let (control, ring) = (head.ctrl_offset.get(), head.ring_offset.get());
-        let ring = self.cq_ring(entries, buffer, pages, control, ring)?;
+        let ring = self.cq_ring(entries, &head.buffer, pages, control, ring)?;
         let cqn = self.objects.create_cq(CqRequest {
             context,
             vector,
@@ -38,16 +34,12 @@ impl Control<'_> {
 
     pub(super) fn resize_cq(&mut self, context: u32, body: &[u8], _: &mut Vec<u8>) -> Outcome {
         self.need(feature::CQ_RESIZE)?;
-        let (head, pages) = with_list::<ResizeCqBody, Le64>(body, |head| head.num_pages.get())?;
+        let (head, pages) =
+            with_list::<ResizeCqBody, Le64>(body, |head| head.buffer.num_pages.get())?;
         self.objects.check_cq(context, head.cqn.get())?;
-        let buffer = RingBuffer {
-            length: head.buf_length.get(),
-            page_shift: head.page_shift.get(),
-            offset: head.buf_offset.get(),
-        };
         let entries = head.entries.get();
         let (control, ring) = (head.ctrl_offset.get(), head.ring_offset.get());
-        let ring = self.cq_ring(entries, buffer, pages, control, ring)?;
+        let ring = self.cq_ring(entries, &head.buffer, pages, control, ring)?;
         self.objects.resize_cq(head.cqn.get(), ring)
     }
 
@@ -65,7 +57,7 @@ impl Control<'_> {
     fn cq_ring(
         &self,
         entries: u32,
-        buffer: RingBuffer,
+        buffer: &RingBufferBody,
         pages: &[Le64],
         control: u64,
         ring: u64,

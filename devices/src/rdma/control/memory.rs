@@ -3,7 +3,7 @@
 use zerocopy::IntoBytes;
 
 use super::{Control, Outcome, handle, put_handle, whole, with_list};
-use crate::rdma::memory::{Change, RegionEntry, RegionRequest, RingBuffer, WindowKind};
+use crate::rdma::memory::{Change, RegionEntry, RegionRequest, WindowKind};
 use crate::rdma::objects::KERNEL;
 use crate::rdma::wire::{
     AllocMrBody, AllocMwBody, ExtentEntry, KeysReply, Le32, Le64, MrAppendBody, RegMrBody,
@@ -185,19 +185,15 @@ impl Control<'_> {
 
     pub(super) fn alloc_mr(&mut self, context: u32, body: &[u8], reply: &mut Vec<u8>) -> Outcome {
         self.need(feature::FRWR)?;
-        let (head, pages) = with_list::<AllocMrBody, Le64>(body, |head| head.num_pages.get())?;
+        let (head, pages) =
+            with_list::<AllocMrBody, Le64>(body, |head| head.buffer.num_pages.get())?;
         let room = head.max_entries.get();
         if room == 0 || room > self.config.limits.fast_reg_pages {
             return Err(Status::Invalid);
         }
         let pd = head.pd.get();
         self.objects.check_pd(context, pd)?;
-        let buffer = RingBuffer {
-            length: head.buf_length.get(),
-            page_shift: head.page_shift.get(),
-            offset: head.buf_offset.get(),
-        };
-        let memory = self.map(buffer, pages)?;
+        let memory = self.map(&head.buffer, pages)?;
         let offset = head.list_offset.get();
         if !offset.is_multiple_of(8) || !memory.contains(offset, 8 * u64::from(room)) {
             return Err(Status::Invalid);

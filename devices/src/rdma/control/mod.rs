@@ -148,14 +148,6 @@ impl Control<'_> {
         reply[..header_len].copy_from_slice(header.as_bytes());
     }
 
-    /// Whether a feature was negotiated.
-    fn needs(&self, feature: u64) -> Outcome {
-        if self.objects.features & feature == 0 {
-            return Err(Status::Unsupported);
-        }
-        Ok(())
-    }
-
     fn dispatch(
         &mut self,
         header: &CommandHeader,

@@ -40,7 +40,7 @@ impl Control<'_> {
         let l = &self.config.limits;
         let guid = self.config.guid();
         let datagrams = self.config.features & feature::UD != 0;
-        let srqs = self.needs(feature::SRQ).is_ok();
+        let srqs = self.need(feature::SRQ).is_ok();
         let shared = |limit: u32| Le32::new(if srqs { limit } else { 0 });
         let answer = DeviceReply {
             node_guid: guid,
@@ -74,7 +74,7 @@ impl Control<'_> {
             max_srq: shared(l.srqs),
             max_srq_wr: shared(l.srq_wr),
             max_srq_sge: shared(l.recv_sge),
-            max_xrcd: Le32::new(match self.needs(feature::XRC) {
+            max_xrcd: Le32::new(match self.need(feature::XRC) {
                 Ok(()) => l.xrcds,
                 Err(_) => 0,
             }),

@@ -4,8 +4,8 @@ use super::{Control, Outcome, handle, put_handle, with_list};
 use crate::rdma::memory::{RingBuffer, RingMemory};
 use crate::rdma::objects::{GSI_QPN, KERNEL, QpCaps, QpKind, QpRefs, QpRequest, RingPlace};
 use crate::rdma::wire::{
-    CreateQpBody, Le64, ReceiveWqeHeader, SendWqeHeader, Sge, Status, feature, qp_control, qp_flag,
-    qp_type,
+    CreateQpBody, Le64, ReceiveWqeHeader, RingBufferBody, SendWqeHeader, Sge, Status, feature,
+    qp_control, qp_flag, qp_type,
 };
 
 /// Control blocks and completion rings are aligned to this.
@@ -18,7 +18,8 @@ const MAX_RQ_STRIDE: u32 = 1024;
 
 impl Control<'_> {
     pub(super) fn create_qp(&mut self, context: u32, body: &[u8], reply: &mut Vec<u8>) -> Outcome {
-        let (head, pages) = with_list::<CreateQpBody, Le64>(body, |head| head.num_pages.get())?;
+        let (head, pages) =
+            with_list::<CreateQpBody, Le64>(body, |head| head.buffer.num_pages.get())?;
         let (kind, needed) = match head.kind.get() {
             qp_type::RC => (QpKind::Rc, 0),
             qp_type::UC => (QpKind::Uc, feature::UC),
@@ -45,7 +46,7 @@ impl Control<'_> {
             xrcd: head.xrcd.get(),
         };
         if refs.srq != 0 {
-            self.needs(feature::SRQ)?;
+            self.need(feature::SRQ)?;
         }
         let no_sends = kind == QpKind::XrcTgt;
         let no_receives = refs.srq != 0 || matches!(kind, QpKind::XrcIni | QpKind::XrcTgt);
@@ -72,13 +73,8 @@ impl Control<'_> {
             stride: head.rq_stride.get(),
         };
         self.check_rings(&caps, &sq, &rq)?;
-        let buffer = RingBuffer {
-            length: head.buf_length.get(),
-            page_shift: head.page_shift.get(),
-            offset: head.buf_offset.get(),
-        };
         self.objects.check_qp_refs(context, kind, &refs)?;
-        let memory = self.map(buffer, pages)?;
+        let memory = self.map(&head.buffer, pages)?;
         let control = head.ctrl_offset.get();
         let parts = [
             (control, qp_control::SIZE, LINE),
@@ -109,7 +105,17 @@ impl Control<'_> {
         Ok(())
     }
 
-    pub(super) fn map(&self, buffer: RingBuffer, pages: &[Le64]) -> Result<RingMemory, Status> {
+    /// Registers the memory of a ring or list.
+    pub(super) fn map(
+        &self,
+        buffer: &RingBufferBody,
+        pages: &[Le64],
+    ) -> Result<RingMemory, Status> {
+        let buffer = RingBuffer {
+            length: buffer.length.get(),
+            page_shift: buffer.page_shift.get(),
+            offset: buffer.offset.get(),
+        };
         let pages: Vec<u64> = pages.iter().map(|page| page.get()).collect();
         RingMemory::map(&*self.objects.dma, buffer, &pages)
     }

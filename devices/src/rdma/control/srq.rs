@@ -4,17 +4,19 @@ use zerocopy::IntoBytes;
 
 use super::queues::{LINE, check_parts, holds_receives};
 use super::{Control, Outcome, handle, put_handle, with_list};
-use crate::rdma::memory::{RingBuffer, Scope};
+use crate::rdma::memory::Scope;
 use crate::rdma::objects::RingPlace;
 use crate::rdma::objects::srq::{SrqRequest, SrqRing, Xrc};
 use crate::rdma::wire::{
-    CreateSrqBody, Le64, ModifySrqBody, Status, feature, srq_control, srq_mask, srq_type,
+    CreateSrqBody, Le64, ModifySrqBody, RingBufferBody, Status, feature, srq_control, srq_mask,
+    srq_type,
 };
 
 impl Control<'_> {
     pub(super) fn create_srq(&mut self, context: u32, body: &[u8], reply: &mut Vec<u8>) -> Outcome {
-        self.needs(feature::SRQ)?;
-        let (head, pages) = with_list::<CreateSrqBody, Le64>(body, |head| head.num_pages.get())?;
+        self.need(feature::SRQ)?;
+        let (head, pages) =
+            with_list::<CreateSrqBody, Le64>(body, |head| head.buffer.num_pages.get())?;
         let xrc = Xrc {
             xrcd: head.xrcd.get(),
             cqn: head.cq.get(),
@@ -22,7 +24,7 @@ impl Control<'_> {
         match head.kind.get() {
             srq_type::BASIC if xrc == Xrc::default() => {}
             srq_type::XRC => {
-                self.needs(feature::XRC)?;
+                self.need(feature::XRC)?;
                 // An SRQ without a domain is a basic one.
                 self.objects.check_xrcd(xrc.xrcd)?;
             }
@@ -43,11 +45,7 @@ impl Control<'_> {
         };
         self.objects.check_srq_refs(context, scope.pd, xrc)?;
         let ring = self.map_srq(
-            RingBuffer {
-                length: head.buf_length.get(),
-                page_shift: head.page_shift.get(),
-                offset: head.buf_offset.get(),
-            },
+            &head.buffer,
             pages,
             head.ctrl_offset.get(),
             RingPlace {
@@ -67,18 +65,14 @@ impl Control<'_> {
     }
 
     pub(super) fn modify_srq(&mut self, context: u32, body: &[u8], _: &mut Vec<u8>) -> Outcome {
-        self.needs(feature::SRQ)?;
-        let (head, pages) = with_list::<ModifySrqBody, Le64>(body, |head| head.num_pages.get())?;
+        self.need(feature::SRQ)?;
+        let (head, pages) =
+            with_list::<ModifySrqBody, Le64>(body, |head| head.buffer.num_pages.get())?;
         let (srqn, mask) = (head.srq.get(), head.mask.get());
         self.objects.check_srq(context, srqn)?;
         let old = self.objects.srqs.place(srqn).ok_or(Status::NotFound)?;
         let resizes = mask & srq_mask::MAX_WR != 0;
         let limits = mask & srq_mask::LIMIT != 0;
-        let buffer = RingBuffer {
-            length: head.buf_length.get(),
-            page_shift: head.page_shift.get(),
-            offset: head.buf_offset.get(),
-        };
         let place = RingPlace {
             offset: head.ring_offset.get(),
             entries: head.entries.get(),
@@ -93,7 +87,7 @@ impl Control<'_> {
             return Err(Status::Invalid);
         }
         let ring = if resizes {
-            Some(self.map_srq(buffer, pages, head.ctrl_offset.get(), place)?)
+            Some(self.map_srq(&head.buffer, pages, head.ctrl_offset.get(), place)?)
         } else {
             None
         };
@@ -102,14 +96,14 @@ impl Control<'_> {
     }
 
     pub(super) fn query_srq(&mut self, context: u32, body: &[u8], reply: &mut Vec<u8>) -> Outcome {
-        self.needs(feature::SRQ)?;
+        self.need(feature::SRQ)?;
         let answer = self.objects.query_srq(context, handle(body)?)?;
         reply.extend_from_slice(answer.as_bytes());
         Ok(())
     }
 
     pub(super) fn destroy_srq(&mut self, context: u32, body: &[u8], _: &mut Vec<u8>) -> Outcome {
-        self.needs(feature::SRQ)?;
+        self.need(feature::SRQ)?;
         let srqn = handle(body)?;
         self.objects.check_srq(context, srqn)?;
         // A message may be on its way into a receive of an XRC SRQ.
@@ -120,7 +114,7 @@ impl Control<'_> {
     /// Registers the memory of an SRQ whose stride was checked.
     fn map_srq(
         &self,
-        buffer: RingBuffer,
+        buffer: &RingBufferBody,
         pages: &[Le64],
         control: u64,
         place: RingPlace,

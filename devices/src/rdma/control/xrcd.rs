@@ -6,14 +6,14 @@ use crate::rdma::wire::feature;
 
 impl Control<'_> {
     pub(super) fn alloc_xrcd(&mut self, _: u32, body: &[u8], reply: &mut Vec<u8>) -> Outcome {
-        self.needs(feature::XRC)?;
+        self.need(feature::XRC)?;
         let () = whole_empty(body)?;
         put_handle(reply, self.objects.alloc_xrcd()?);
         Ok(())
     }
 
     pub(super) fn dealloc_xrcd(&mut self, _: u32, body: &[u8], _: &mut Vec<u8>) -> Outcome {
-        self.needs(feature::XRC)?;
+        self.need(feature::XRC)?;
         self.objects.dealloc_xrcd(handle(body)?)
     }
 }

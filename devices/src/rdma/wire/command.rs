@@ -241,14 +241,8 @@ wire_structs! {
         pd: Le32,
         /// Pages of a registration.
         max_entries: Le32,
-        /// Bytes, a multiple of 4096.
-        buf_length: Le64,
-        /// Pages of 2^n, 12 to 30.
-        page_shift: Le32,
-        /// Pages that follow.
-        num_pages: Le32,
-        /// Of the buffer in its first page, a multiple of 4096.
-        buf_offset: Le64,
+        /// Its memory.
+        buffer: RingBufferBody,
         /// Of entry 0 in the buffer, a multiple of 8.
         list_offset: Le64,
     }
@@ -287,20 +281,26 @@ wire_structs! {
         num_entries: Le32,
     }
 
+    /// Memory of a ring or list, whose pages end the command (section 4.6).
+    RingBufferBody[24] {
+        /// Bytes, a multiple of 4096.
+        length: Le64,
+        /// Pages of 2^n, 12 to 30.
+        page_shift: Le32,
+        /// Pages that follow.
+        num_pages: Le32,
+        /// Of the buffer in its first page, a multiple of 4096.
+        offset: Le64,
+    }
+
     /// CREATE_CQ, before its pages (section 4.6).
     CreateCqBody[48] {
         /// Power of two.
         entries: Le32,
         /// Completion vector.
         vector: Le32,
-        /// Bytes, a multiple of 4096.
-        buf_length: Le64,
-        /// Pages of 2^n, 12 to 30.
-        page_shift: Le32,
-        /// Pages that follow.
-        num_pages: Le32,
-        /// Of the buffer in its first page, a multiple of 4096.
-        buf_offset: Le64,
+        /// Its memory.
+        buffer: RingBufferBody,
         /// Of the control block, a multiple of 64.
         ctrl_offset: Le64,
         /// Of CQE 0, a multiple of 64.
@@ -313,14 +313,8 @@ wire_structs! {
         entries: Le32,
         /// The CQ.
         cqn: Le32,
-        /// Bytes, a multiple of 4096.
-        buf_length: Le64,
-        /// Pages of 2^n, 12 to 30.
-        page_shift: Le32,
-        /// Pages that follow.
-        num_pages: Le32,
-        /// Of the buffer in its first page, a multiple of 4096.
-        buf_offset: Le64,
+        /// Its memory.
+        buffer: RingBufferBody,
         /// Of the control block, a multiple of 64.
         ctrl_offset: Le64,
         /// Of CQE 0, a multiple of 64.
@@ -373,14 +367,8 @@ wire_structs! {
         max_inline: Le32,
         /// XRC domain, 0 none.
         xrcd: Le32,
-        /// Bytes, a multiple of 4096.
-        buf_length: Le64,
-        /// Pages of 2^n, 12 to 30.
-        page_shift: Le32,
-        /// Pages that follow.
-        num_pages: Le32,
-        /// Of the buffer in its first page, a multiple of 4096.
-        buf_offset: Le64,
+        /// Its memory.
+        buffer: RingBufferBody,
         /// Of the control block, a multiple of 64.
         ctrl_offset: Le64,
         /// Of send WQE 0, a multiple of `sq_stride`.
@@ -417,14 +405,8 @@ wire_structs! {
         max_sge: Le32,
         /// Zero.
         reserved: Le32,
-        /// Bytes, a multiple of 4096.
-        buf_length: Le64,
-        /// Pages of 2^n, 12 to 30.
-        page_shift: Le32,
-        /// Pages that follow.
-        num_pages: Le32,
-        /// Of the buffer in its first page, a multiple of 4096.
-        buf_offset: Le64,
+        /// Its memory.
+        buffer: RingBufferBody,
         /// Of the control block, a multiple of 64.
         ctrl_offset: Le64,
         /// Of receive WQE 0, a multiple of `stride`.
@@ -441,14 +423,8 @@ wire_structs! {
         limit: Le32,
         /// Power of two.
         entries: Le32,
-        /// As in CREATE_SRQ.
-        buf_length: Le64,
-        /// As in CREATE_SRQ.
-        page_shift: Le32,
-        /// As in CREATE_SRQ.
-        num_pages: Le32,
-        /// As in CREATE_SRQ.
-        buf_offset: Le64,
+        /// Its memory.
+        buffer: RingBufferBody,
         /// As in CREATE_SRQ.
         ctrl_offset: Le64,
         /// As in CREATE_SRQ.

@@ -221,9 +221,12 @@ fn with_pages(head: &[u8], pages: &[u64]) -> Vec<u8> {
 fn cq_body(change: impl FnOnce(&mut CreateCqBody)) -> Vec<u8> {
     let mut head = CreateCqBody {
         entries: Le32::new(16),
-        buf_length: Le64::new(PAGE),
-        page_shift: Le32::new(12),
-        num_pages: Le32::new(1),
+        buffer: RingBufferBody {
+            length: Le64::new(PAGE),
+            page_shift: Le32::new(12),
+            num_pages: Le32::new(1),
+            ..RingBufferBody::default()
+        },
         ctrl_offset: Le64::new(0x800),
         ..CreateCqBody::default()
     };
@@ -245,9 +248,12 @@ fn qp_body(pd: u32, cq: u32, change: impl FnOnce(&mut CreateQpBody)) -> Vec<u8> 
         max_send_sge: Le32::new(12),
         max_recv_sge: Le32::new(3),
         max_inline: Le32::new(192),
-        buf_length: Le64::new(3 * PAGE),
-        page_shift: Le32::new(12),
-        num_pages: Le32::new(3),
+        buffer: RingBufferBody {
+            length: Le64::new(3 * PAGE),
+            page_shift: Le32::new(12),
+            num_pages: Le32::new(3),
+            ..RingBufferBody::default()
+        },
         ctrl_offset: Le64::new(0x2000),
         sq_offset: Le64::new(0),
         rq_offset: Le64::new(0x1000),

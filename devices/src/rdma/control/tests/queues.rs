@@ -29,8 +29,8 @@ fn completion_queues_that_cannot_be_are_refused() {
         (&|c| c.entries = Le32::new(128), INVALID),
         (&|c| c.vector = Le32::new(2), INVALID),
         (&|c| c.vector = Le32::new(65_536), INVALID),
-        (&|c| c.num_pages = Le32::new(2), INVALID),
-        (&|c| c.buf_length = Le64::new(2 * PAGE), INVALID),
+        (&|c| c.buffer.num_pages = Le32::new(2), INVALID),
+        (&|c| c.buffer.length = Le64::new(2 * PAGE), INVALID),
         (&|c| c.ctrl_offset = Le64::new(0x820), INVALID),
         (&|c| c.ctrl_offset = Le64::new(0x3c0), INVALID),
         (&|c| c.ctrl_offset = Le64::new(u64::MAX - 63), INVALID),
@@ -84,7 +84,7 @@ fn queue_pairs_that_cannot_be_are_refused() {
         (&|q| q.rq_offset = Le64::new(0x2c80), INVALID),
         (&|q| q.ctrl_offset = Le64::new(0x2f40), INVALID),
         (&|q| q.ctrl_offset = Le64::new(!63), INVALID),
-        (&|q| q.buf_offset = Le64::new(0x800), INVALID),
+        (&|q| q.buffer.offset = Le64::new(0x800), INVALID),
     ];
     for (i, (change, want)) in cases.into_iter().enumerate() {
         let body = qp_body(pd, cq, change);

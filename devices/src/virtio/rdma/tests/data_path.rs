@@ -20,9 +20,12 @@ fn connect(rig: &mut Rig, context: u32) -> [u32; 3] {
     let cq = CreateCqBody {
         entries: Le32::new(16),
         vector: Le32::new(1),
-        buf_length: Le64::new(0x1000),
-        page_shift: Le32::new(12),
-        num_pages: Le32::new(1),
+        buffer: RingBufferBody {
+            length: Le64::new(0x1000),
+            page_shift: Le32::new(12),
+            num_pages: Le32::new(1),
+            ..RingBufferBody::default()
+        },
         ctrl_offset: Le64::new(0x800),
         ..CreateCqBody::default()
     };
@@ -48,9 +51,12 @@ fn connect(rig: &mut Rig, context: u32) -> [u32; 3] {
         sq_entries: Le32::new(16),
         sq_stride: Le32::new(128),
         max_send_sge: Le32::new(4),
-        buf_length: Le64::new(0x1000),
-        page_shift: Le32::new(12),
-        num_pages: Le32::new(1),
+        buffer: RingBufferBody {
+            length: Le64::new(0x1000),
+            page_shift: Le32::new(12),
+            num_pages: Le32::new(1),
+            ..RingBufferBody::default()
+        },
         ctrl_offset: Le64::new(0x800),
         ..CreateQpBody::default()
     };

@@ -13,8 +13,8 @@ use crate::rdma::fabric::loopback::LoopbackFabric;
 use crate::rdma::stats::ThreadSnapshot;
 use crate::rdma::wire::{
     AddGidBody, CommandHeader, CreateCqBody, CreateQpBody, GID_TYPE_ROCE_V2, HandleBody,
-    QpAttributesBody, RegMrBody, ReplyHeader, SendWqeHeader, Sge, Status, VLAN_NONE, access, kick,
-    opcode, qp_control, qp_mask, qp_type, send_flag, send_opcode,
+    QpAttributesBody, RegMrBody, ReplyHeader, RingBufferBody, SendWqeHeader, Sge, Status,
+    VLAN_NONE, access, kick, opcode, qp_control, qp_mask, qp_type, send_flag, send_opcode,
 };
 use crate::virtio::Doorbells;
 use crate::virtio::test_utils::{Driver, PATIENCE, R, W, wait_until};
@@ -284,9 +284,12 @@ fn vectors_whose_queue_is_not_enabled_cannot_be_used() {
         let body = CreateCqBody {
             entries: Le32::new(16),
             vector: Le32::new(vector),
-            buf_length: Le64::new(0x1000),
-            page_shift: Le32::new(12),
-            num_pages: Le32::new(1),
+            buffer: RingBufferBody {
+                length: Le64::new(0x1000),
+                page_shift: Le32::new(12),
+                num_pages: Le32::new(1),
+                ..RingBufferBody::default()
+            },
             ctrl_offset: Le64::new(0x800),
             ..CreateCqBody::default()
         };
