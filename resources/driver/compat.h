@@ -70,4 +70,11 @@ static inline int vrdma_find_vqs(struct virtio_device *vdev, unsigned int nvqs,
 
 #endif
 
+/* The resource tracker asks for details of SRQs since 6.4. */
+#if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 4, 0)
+#define VRDMA_FILL_RES_SRQ(function)	.fill_res_srq_entry = (function),
+#else
+#define VRDMA_FILL_RES_SRQ(function)
+#endif
+
 #endif /* VRDMA_COMPAT_H */

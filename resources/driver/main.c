@@ -32,6 +32,9 @@ static const struct ib_device_ops vrdma_ops = {
 	.destroy_cq = vrdma_destroy_cq,
 	.destroy_qp = vrdma_destroy_qp,
 	.disassociate_ucontext = vrdma_disassociate_ucontext,
+	.fill_res_cq_entry = vrdma_fill_res_cq,
+	.fill_res_mr_entry = vrdma_fill_res_mr,
+	.fill_res_qp_entry = vrdma_fill_res_qp,
 	.get_dev_fw_str = vrdma_get_fw_str,
 	.get_hw_stats = vrdma_get_hw_stats,
 	.get_link_layer = vrdma_get_link_layer,
@@ -90,6 +93,7 @@ static const struct ib_device_ops vrdma_mw_ops = {
 static const struct ib_device_ops vrdma_srq_ops = {
 	.create_srq = vrdma_create_srq,
 	.destroy_srq = vrdma_destroy_srq,
+	VRDMA_FILL_RES_SRQ(vrdma_fill_res_srq)
 	.modify_srq = vrdma_modify_srq,
 	.post_srq_recv = vrdma_post_srq_recv,
 	.query_srq = vrdma_query_srq,

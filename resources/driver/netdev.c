@@ -44,12 +44,16 @@ struct net_device *vrdma_netdev_get(struct vrdma_dev *dev)
 	return netdev;
 }
 
-/* Tells the core when the port came up or went down. */
+/*
+ * Tells the core when the port came up or went down. Under RTNL, so that the
+ * last word is about the last change.
+ */
 static void vrdma_netdev_link(struct vrdma_dev *dev)
 {
 	bool active, changed;
 	unsigned long flags;
 
+	ASSERT_RTNL();
 	spin_lock_irqsave(&dev->netdev_lock, flags);
 	active = dev->netdev && vrdma_netdev_active(dev->netdev);
 	changed = active != dev->port_active;
@@ -182,7 +186,9 @@ static void vrdma_netdev_work(struct work_struct *work)
 		return;
 	/* The addresses that it already has; the core missed their events. */
 	rdma_roce_rescan_device(&dev->ibdev);
+	rtnl_lock();
 	vrdma_netdev_link(dev);
+	rtnl_unlock();
 }
 
 static int vrdma_netdev_event(struct notifier_block *nb, unsigned long event,
@@ -235,8 +241,8 @@ void vrdma_netdev_pair(struct vrdma_dev *dev)
 {
 	rtnl_lock();
 	vrdma_netdev_try(dev);
-	rtnl_unlock();
 	vrdma_netdev_link(dev);
+	rtnl_unlock();
 }
 
 /* After registration. */

@@ -19,6 +19,7 @@
  * xrc.c       XRC domains
  * post.c      posting to queue pairs of kernel users
  * flush.c     what a failed device owes kernel users
+ * restrack.c  details of objects for the resource tracker
  */
 #ifndef VRDMA_H
 #define VRDMA_H
@@ -433,5 +434,11 @@ int vrdma_flush(struct vrdma_cq *cq, int room, struct ib_wc *wc);
 bool vrdma_flush_waits(struct vrdma_cq *cq);
 void vrdma_flush_work(struct work_struct *work);
 void vrdma_flush_start(struct vrdma_dev *dev);
+
+/* restrack.c */
+int vrdma_fill_res_cq(struct sk_buff *msg, struct ib_cq *ibcq);
+int vrdma_fill_res_qp(struct sk_buff *msg, struct ib_qp *ibqp);
+int vrdma_fill_res_srq(struct sk_buff *msg, struct ib_srq *ibsrq);
+int vrdma_fill_res_mr(struct sk_buff *msg, struct ib_mr *ibmr);
 
 #endif /* VRDMA_H */
