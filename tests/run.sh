@@ -29,6 +29,7 @@ parts=(
     'tools       1800 by name: perftest, rdmacm-utils, the pingpongs, qperf and fio over RDMA between two Debian 13 guests, with all their options'
     'upstream    1800 by name: the patches in resources/upstream apply; perftest with ours sends inline and uses the new post API'
     'kernel-users 1400 by name: NVMe over RDMA between two Debian 13 guests'
+    'life        1500 by name: a process killed 50 times under traffic'
 )
 
 part_format() { cargo fmt --all --check; }
@@ -59,6 +60,7 @@ part_upstream() {
     export LONGARM_PERFTEST
     scenarios trixie perftest-patched
 }
+part_life() { scenarios trixie killed-often; }
 part_verbs_suite() { INCLUDE=python3-pyverbs scenarios trixie verbs-suite; }
 part_kernel_users() { scenarios trixie nvme; }
 part_verbs_suite_bookworm() { INCLUDE=python3-pyverbs scenarios bookworm verbs-suite; }
@@ -66,7 +68,10 @@ part_verbs_suite_bookworm() { INCLUDE=python3-pyverbs scenarios bookworm verbs-s
 smoke() { # SUITE WORDS
     "${CARGO_TARGET_DIR:-target}/release/longarm-bench" "$1" --only "$2" --seconds 0.01 --out target/bench/smoke
 }
-build_guest_side() { cargo build --quiet --release --workspace; }
+build_guest_side() {
+    local life
+    cargo build --quiet --release --workspace && life=$(tests/guest/build.sh) && install "$life" target/release/verbs-life
+}
 image() { resources/image/build.sh --suite "$1" ${INCLUDE:+--include "$INCLUDE"}; }
 
 scenarios() { # SUITE NAME...; INCLUDE: more packages for the guest

@@ -5,17 +5,18 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
+use crate::account::Account;
 use crate::meeting::{Ready, serve};
+use crate::objects::{holder, install_verbs_life};
 use crate::perftest::Run;
 use crate::running::Running;
-use crate::tools::resources;
 use crate::vm::{Lab, Vm};
 
 /// Seconds of a tool that is ended before: more than a busy machine needs until then.
 const LONG: u32 = 120;
 
 /// Starts a tool that runs for `seconds` between the VMs; gives both sides.
-fn long_run(
+pub fn long_run(
     client: &Vm,
     server: &Vm,
     tool: &str,
@@ -31,7 +32,7 @@ fn long_run(
 }
 
 /// Waits until the VM's device completes work.
-fn wait_for_traffic(vm: &Vm) -> Result<()> {
+pub fn wait_for_traffic(vm: &Vm) -> Result<()> {
     let end = Instant::now() + Duration::from_secs(30);
     let start = vm.counter("completions")?;
     while vm.counter("completions")? < start + 10 {
@@ -85,7 +86,8 @@ pub fn dead_peer(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// The target's vCPUs are paused: WRITE and READ still complete, for they need no CPU of the target's guest.
+/// The target's vCPUs are paused: WRITE and READ still complete, for they need no CPU of the target's guest. The requester's are:
+/// its device carries out what was posted, and the run goes on afterwards.
 pub fn paused_target(lab: &Lab) -> Result<()> {
     let (a, b) = lab.boot_pair(&[])?;
     for (port, tool) in [(18_710, "ib_write_bw"), (18_711, "ib_read_bw")] {
@@ -97,15 +99,31 @@ pub fn paused_target(lab: &Lab) -> Result<()> {
         client.finish(Duration::from_secs(60))?.ok(tool)?;
         server.finish(Duration::from_secs(60))?.ok(tool)?;
     }
+    let (client, server) = long_run(&a, &b, "ib_send_bw", 18_712, 4)?;
+    a.pause()?;
+    sleep(Duration::from_secs(1));
+    a.resume()?;
+    client.finish(Duration::from_secs(60))?.ok("ib_send_bw")?;
+    server.finish(Duration::from_secs(60))?.ok("ib_send_bw")?;
     Ok(())
 }
 
 /// A process killed in the middle of its transfers leaves nothing behind in its guest, and its peer gets an error.
-pub fn killed_process(lab: &Lab) -> Result<()> {
+pub fn semantics_42_killed_process(lab: &Lab) -> Result<()> {
+    killed(lab, 3)
+}
+
+/// The same many times.
+pub fn semantics_42_killed_often(lab: &Lab) -> Result<()> {
+    killed(lab, 50)
+}
+
+fn killed(lab: &Lab, rounds: u16) -> Result<()> {
     let (a, b) = lab.boot_pair(&[])?;
-    let base = (resources(&a)?, resources(&b)?);
-    for (round, victim) in [&a, &b, &a].into_iter().enumerate() {
-        let (client, server) = long_run(&a, &b, "ib_write_bw", 18_720 + round as u16, LONG)?;
+    let base = [Account::of(&a)?, Account::of(&b)?];
+    for round in 0..rounds {
+        let victim = if round % 2 == 0 { &a } else { &b };
+        let (client, server) = long_run(&a, &b, "ib_write_bw", 18_800 + round, LONG)?;
         victim.exec("pkill -KILL ib_write_bw", 10)?.ok("pkill")?;
         let survivor = if victim.name == "a" { server } else { client };
         // The survivor of a killed client waits for it on TCP, which the guest's kernel closes.
@@ -115,26 +133,21 @@ pub fn killed_process(lab: &Lab) -> Result<()> {
             "the survivor of round {round} succeeded:\n{}",
             output.stdout
         );
-    }
-    let end = Instant::now() + Duration::from_secs(60);
-    while (resources(&a)?, resources(&b)?) != base {
-        ensure!(
-            Instant::now() < end,
-            "left behind: {:?} and {:?}, at first {base:?}",
-            resources(&a)?,
-            resources(&b)?
-        );
-        sleep(Duration::from_millis(200));
+        base[0].is_met_again(&a)?;
+        base[1].is_met_again(&b)?;
     }
     Ok(())
 }
 
 /// The driver is unbound under traffic, with processes that have the device open, then bound again; and its module removed and
-/// loaded again. The processes are told, the kernel has nothing to complain of, and the device works again.
-pub fn unbind(lab: &Lab) -> Result<()> {
+/// loaded again. The processes are told, their verbs fail with EIO and do no harm, the kernel has nothing to complain of, and the
+/// device works again.
+pub fn semantics_45_unbind(lab: &Lab) -> Result<()> {
     let (a, b) = lab.boot_pair(&[])?;
     clear_log(&a)?;
 
+    install_verbs_life(lab, &a)?;
+    let mut holder = holder(&a)?;
     let mut watcher = a.start("stdbuf -oL ibv_asyncwatch")?;
     watcher.wait_for("async event", Duration::from_secs(20))?;
     let (mut client, mut server) = long_run(&a, &b, "ib_write_bw", 18_730, LONG)?;
@@ -144,6 +157,8 @@ pub fn unbind(lab: &Lab) -> Result<()> {
     )?
     .ok("unbinding the driver")?;
     watcher.wait_for("DEVICE_FATAL", Duration::from_secs(20))?;
+    holder.wait_for("gone", Duration::from_secs(20))?;
+    holder.finish(Duration::from_secs(20))?.ok("verbs-life")?;
     let left = a.exec("ls /sys/class/infiniband", 10)?.stdout;
     ensure!(left.trim().is_empty(), "the device is still there: {left}");
     // perftest looks at its rings only, and they stand still.

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
+use crate::account::private_kib;
 use crate::running::Output;
 use crate::vm::{Lab, VmSpec, emulated};
 
@@ -254,23 +255,4 @@ pub fn overhead(lab: &Lab) -> Result<()> {
         );
     }
     Ok(())
-}
-
-/// Private memory of a process that is not a mapping of guest RAM (a memfd), from smaps.
-fn private_kib(pid: u32) -> Result<u64> {
-    let smaps = fs::read_to_string(format!("/proc/{pid}/smaps"))?;
-    let (mut sum, mut guest) = (0, false);
-    for line in smaps.lines() {
-        let mut words = line.split_whitespace();
-        let first = words.next().unwrap_or_default();
-        if first.contains('-') && !first.ends_with(':') {
-            guest = line.contains("memfd:");
-        } else if !guest && matches!(first, "Private_Dirty:" | "Private_Clean:") {
-            sum += words
-                .next()
-                .and_then(|kib| kib.parse::<u64>().ok())
-                .unwrap_or(0);
-        }
-    }
-    Ok(sum)
 }

@@ -2,11 +2,29 @@
 //!
 //! Runs where `/dev/kvm` boots stock kernels: under `tests/lab.sh`.
 
+/// Carries out checks with these arguments, each whatever became of those before it, and notes the names of those that failed.
+macro_rules! checks {
+    ($failed:ident, $arguments:tt; $($name:ident),+ $(,)?) => {
+        $(
+            match $name $arguments {
+                Ok(()) => println!("{} ok", stringify!($name)),
+                Err(error) => {
+                    println!("{} failed: {error:#}", stringify!($name));
+                    $failed.push(stringify!($name));
+                }
+            }
+        )+
+    };
+}
+
+mod account;
 mod connections;
 mod faults;
 mod kernel;
 mod life;
+mod netdev;
 mod nvme;
+mod objects;
 mod shared;
 mod sweep;
 mod tools;
@@ -40,11 +58,12 @@ const SCENARIOS: &[Scenario] = &[
     ("rdma-cm", tools::rdma_cm, 300),
     ("srq", shared::srq, 300),
     ("tools", tools::short, 300),
+    ("device-life", netdev::device_life, 600),
     ("sweep", sweep::sweep, 900),
     ("dead-peer", faults::dead_peer, 300),
     ("paused-target", faults::paused_target, 300),
-    ("killed-process", faults::killed_process, 400),
-    ("unbind", faults::unbind, 400),
+    ("killed-process", faults::semantics_42_killed_process, 400),
+    ("unbind", faults::semantics_45_unbind, 400),
     ("kernel-verbs", kernel::kernel_verbs, 300),
 ];
 
@@ -68,6 +87,7 @@ const APART: &[Scenario] = &[
     ("other-tools", tools::other_tools, 600),
     ("perftest-patched", tools::perftest_patched, 600),
     ("nvme", nvme::nvme, 500),
+    ("killed-often", faults::semantics_42_killed_often, 1300),
 ];
 
 const USAGE: &str = "longarm-scenarios --longarm BINARY --image DIR --out DIR NAME... | --list";

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 
 use crate::running::{Output, Running};
 use crate::vm::Vm;
@@ -46,6 +46,12 @@ impl Outcome {
         self.client.status == 0 && self.server.status == 0
     }
 
+    /// Fails unless both sides said so; the message holds what they printed.
+    pub fn all_well(self) -> Result<()> {
+        ensure!(self.ok(), "{}", self.text());
+        Ok(())
+    }
+
     /// What both printed, for messages.
     pub fn text(&self) -> String {
         let side = |name, output: &Output| {
@@ -70,6 +76,16 @@ pub struct Serving<'a> {
 }
 
 impl Meeting {
+    /// A server that listens by the CM and ends with its client.
+    pub fn by_cm(server: &str, client: &str) -> Meeting {
+        Meeting {
+            server: server.into(),
+            client: client.into(),
+            ready: Ready::Cm,
+            serves_on: false,
+        }
+    }
+
     /// Starts the server in `server` for a client in `client`; it is not waited for.
     pub fn serve<'a>(self, client: &Vm, server: &'a Vm) -> Result<Serving<'a>> {
         let named = |command: &str| {

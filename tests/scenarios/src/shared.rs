@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 
+use crate::account::Account;
 use crate::meeting::{Ready, serve};
 use crate::perftest::Run;
-use crate::tools::resources;
 use crate::verbs::{one_pingpong, roce_v2_index};
 use crate::vm::{Lab, Vm};
 
@@ -56,7 +56,7 @@ fn perftest(tool: &'static str, options: &str, port: u16, a: &Vm, b: &Vm) -> Res
 /// `ibv_srq_pingpong`, which checks contents over 16 QPs, and perftest with a shared queue and many QPs.
 pub fn srq(lab: &Lab) -> Result<()> {
     let (a, b) = lab.boot_pair(&[])?;
-    let before = resources(&b)?;
+    let before = Account::of(&b)?;
     for (port, options, client, server) in [
         (18_900, "", &a, &b),
         (18_901, "-e", &b, &a),
@@ -79,10 +79,5 @@ pub fn srq(lab: &Lab) -> Result<()> {
         let count = vm.counter("lost")?;
         ensure!(count == 0, "{}: lost is {count}", vm.name);
     }
-    let after = resources(&b)?;
-    ensure!(
-        before == after,
-        "resources before:\n{before}\nand after:\n{after}"
-    );
-    Ok(())
+    before.is_met_again(&b)
 }

@@ -1,13 +1,14 @@
 //! A running `longarm`, as a user's script would handle it: started, asked over its control socket, ended by its id.
 
 use std::fs::{self, File};
+use std::io;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use api::control::VmInfo;
 use longarm_agent::PORT;
 use longarm_agent::client::Client;
@@ -196,6 +197,28 @@ impl Vm {
             .with_context(|| format!("in {}: {command}{}", self.name, self.log_tail()))
     }
 
+    /// Waits until a command in the guest succeeds; tries for a while.
+    pub fn eventually(&self, condition: &str) -> Result<()> {
+        let script = format!(
+            "for i in $(seq 150); do {{ {condition}; }} && exit 0; sleep 0.1; done; exit 1"
+        );
+        self.exec(&script, 90)?.ok(condition).map(drop)
+    }
+
+    /// Copies a program of this machine into the guest, as `path`.
+    pub fn install(&self, program: &Path, path: &str) -> Result<()> {
+        let file = File::open(program).with_context(|| program.display().to_string())?;
+        let command = format!("cat >{path} && chmod 755 {path}");
+        let status = self.agent(&command)?.run(
+            &command,
+            Some(Box::new(file)),
+            &mut io::sink(),
+            &mut io::sink(),
+        )?;
+        ensure!(status.code() == 0, "{command}: {status:?}");
+        Ok(())
+    }
+
     /// The address that perftest's own exchange uses.
     pub fn address(&self) -> &'static str {
         if self.name == "a" {
@@ -218,11 +241,16 @@ impl Vm {
 
     /// Starts a command in the guest, once its agent answers.
     pub fn start(&self, command: &str) -> Result<Running> {
+        Running::session(self.agent(command)?, command)
+    }
+
+    /// A session with the guest's agent for this command, which is not yet started.
+    fn agent(&self, command: &str) -> Result<Client> {
         let end = Instant::now() + patient(BOOT_LIMIT);
         let vsock = self.vsock(end)?;
         loop {
             match Client::connect(&vsock, PORT, LOOK_EVERY) {
-                Ok(client) => return Running::session(client, command),
+                Ok(client) => return Ok(client),
                 Err(error) if Instant::now() > end || !self.monitor.is_there() => {
                     let tail = self.log_tail();
                     return Err(error)
@@ -266,6 +294,15 @@ impl Vm {
             .pointer(&format!("/rdma/0/device/{name}"))
             .and_then(Value::as_u64)
             .with_context(|| format!("no counter {name} in {stats}"))
+    }
+
+    /// How many objects of each kind the RDMA device has.
+    pub fn device_objects(&self) -> Result<Value> {
+        let stats = self.stats()?;
+        stats
+            .pointer("/rdma/0/objects")
+            .cloned()
+            .with_context(|| format!("no objects in {stats}"))
     }
 
     /// Sum of the counters that mean that something was lost, or not sent at all.

@@ -91,6 +91,7 @@ fn every_point_has_tests_and_the_list_names_them_all() {
         }
     }
     let mut tests = defined("tests/conformance/tests", "rs", "fn ");
+    tests.append(&mut defined("tests/scenarios/src", "rs", "fn "));
     tests.append(&mut defined("resources/provider", "c", "static void "));
     let unlisted: Vec<_> = tests.difference(&listed).collect();
     let gone: Vec<_> = listed.difference(&tests).collect();

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 
+use crate::account::Account;
 use crate::meeting::{Meeting, Outcome, Planned, in_turn};
 use crate::vm::{Lab, Vm};
 
@@ -95,7 +96,7 @@ fn run(a: &Vm, b: &Vm, entries: impl Iterator<Item = Entry>) -> Result<()> {
     for vm in [a, b] {
         vm.exec("modprobe rdma_ucm", 30)?.ok("modprobe rdma_ucm")?;
     }
-    let before = [resources(a)?, resources(b)?];
+    let before = [Account::of(a)?, Account::of(b)?];
     let ways = [(a, b), (b, a)].into_iter().cycle();
     let entries = entries.zip(ways).map(|(entry, (client, server))| {
         let planned = Planned {
@@ -126,11 +127,8 @@ fn run(a: &Vm, b: &Vm, entries: impl Iterator<Item = Entry>) -> Result<()> {
             complaints.join("\n")
         );
     }
-    let after = [resources(a)?, resources(b)?];
-    ensure!(
-        before == after,
-        "resources before:\n{before:?}\nand after:\n{after:?}"
-    );
+    before[0].is_met_again(a)?;
+    before[1].is_met_again(b)?;
     println!(
         "{} runs, every rc 0, every loss counter 0, {:.0} s",
         planned.len(),
@@ -156,14 +154,9 @@ fn judge(outcome: &Outcome, lost: [u64; 2], says: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// What `rdma resource` counts in a VM.
-pub fn resources(vm: &Vm) -> Result<String> {
-    Ok(vm.exec("rdma resource", 30)?.ok("rdma resource")?.stdout)
-}
-
 /// The RDMA objects of a VM: CQs stay with the device, in a pool from which kernel users take them.
 pub fn objects(vm: &Vm) -> Result<Vec<String>> {
-    let all = resources(vm)?;
+    let all = vm.exec("rdma resource", 30)?.ok("rdma resource")?.stdout;
     let mut words: Vec<String> = all.split_whitespace().map(String::from).collect();
     if let Some(cq) = words.iter().position(|word| word == "cq") {
         words.drain(cq..cq + 2);

@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "life.h"
+
+void fail(const char *file, int line, const char *format, ...)
+{
+	int error = errno;
+	va_list arguments;
+
+	fprintf(stderr, "%s:%d: ", file, line);
+	va_start(arguments, format);
+	vfprintf(stderr, format, arguments);
+	va_end(arguments);
+	fprintf(stderr, " (errno %d: %s)\n", error, strerror(error));
+	exit(1);
+}
+
+struct ibv_context *open_device(void)
+{
+	struct ibv_device **devices = ibv_get_device_list(NULL);
+	struct ibv_context *context;
+
+	if (!devices || !devices[0])
+		FAIL("no RDMA device");
+	context = ibv_open_device(devices[0]);
+	if (!context)
+		FAIL("ibv_open_device");
+	ibv_free_device_list(devices);
+	return context;
+}
+
+/* Index of a GID that is there. */
+static uint8_t find_gid(struct ibv_context *context, union ibv_gid *gid)
+{
+	static const union ibv_gid none;
+
+	for (int index = 0; index < 128; index++)
+		if (!ibv_query_gid(context, PORT, index, gid) && memcmp(gid, &none, sizeof(none)))
+			return index;
+	FAIL("no GID");
+}
+
+static void connect_qp(struct ends *ends, int side)
+{
+	struct ibv_qp_attr attr = {
+		.qp_state = IBV_QPS_INIT,
+		.port_num = PORT,
+		.qp_access_flags = IBV_ACCESS_REMOTE_WRITE,
+	};
+	struct ibv_qp *qp = ends->qp[side];
+
+	CHECK(!ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS));
+	attr = (struct ibv_qp_attr) {
+		.qp_state = IBV_QPS_RTR,
+		.path_mtu = IBV_MTU_1024,
+		.dest_qp_num = ends->qp[!side]->qp_num,
+		.min_rnr_timer = 12,
+		.ah_attr = { .is_global = 1, .port_num = PORT, .grh.hop_limit = 64 },
+	};
+	attr.ah_attr.grh.sgid_index = find_gid(ends->context, &attr.ah_attr.grh.dgid);
+	CHECK(!ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
+			     IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER));
+	attr = (struct ibv_qp_attr) {
+		.qp_state = IBV_QPS_RTS,
+		.timeout = 18,
+		.retry_cnt = 7,
+		.rnr_retry = 7,
+	};
+	CHECK(!ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
+			     IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC));
+}
+
+void connect_ends(struct ends *ends, char *memory, size_t length)
+{
+	struct ibv_qp_init_attr init = {
+		.qp_type = IBV_QPT_RC,
+		.sq_sig_all = 1,
+		.cap = { .max_send_wr = 16, .max_recv_wr = 16, .max_send_sge = 1, .max_recv_sge = 1 },
+	};
+
+	ends->memory = memory;
+	ends->length = length;
+	ends->context = open_device();
+	CHECK(ends->pd = ibv_alloc_pd(ends->context));
+	CHECK(ends->channel = ibv_create_comp_channel(ends->context));
+	CHECK(ends->cq = ibv_create_cq(ends->context, 32, NULL, ends->channel, 0));
+	CHECK(ends->mr = ibv_reg_mr(ends->pd, memory, length, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE));
+	init.send_cq = init.recv_cq = ends->cq;
+	for (int side = 0; side < 2; side++)
+		CHECK(ends->qp[side] = ibv_create_qp(ends->pd, &init));
+	for (int side = 0; side < 2; side++)
+		connect_qp(ends, side);
+}
+
+void part_ends(struct ends *ends)
+{
+	for (int side = 0; side < 2; side++)
+		CHECK(!ibv_destroy_qp(ends->qp[side]));
+	CHECK(!ibv_dereg_mr(ends->mr));
+}
+
+void post_write(struct ends *ends, size_t from, size_t to, size_t length)
+{
+	struct ibv_sge sge = {
+		.addr = (uintptr_t)ends->memory + from,
+		.length = length,
+		.lkey = ends->mr->lkey,
+	};
+	struct ibv_send_wr *bad, wr = {
+		.opcode = IBV_WR_RDMA_WRITE,
+		.sg_list = &sge,
+		.num_sge = 1,
+		.wr.rdma = { .remote_addr = (uintptr_t)ends->memory + to, .rkey = ends->mr->rkey },
+	};
+
+	CHECK(!ibv_post_send(ends->qp[0], &wr, &bad));
+}
+
+void take_completion(struct ends *ends)
+{
+	struct ibv_wc wc;
+	int count;
+
+	while (!(count = ibv_poll_cq(ends->cq, 1, &wc)))
+		;
+	CHECK(count == 1);
+	if (wc.status != IBV_WC_SUCCESS)
+		FAIL("completion: %s", ibv_wc_status_str(wc.status));
+}
+
+static int hold_one(void)
+{
+	return hold(1);
+}
+
+static const struct {
+	const char *name;
+	int (*run)(void);
+} commands[] = {
+	{ "hold", hold_one },
+	{ "unacknowledged-events", unacknowledged_events },
+	{ "unread-events", unread_events },
+	{ "leave-with-events", leave_with_events },
+	{ "memory-limit", memory_limit },
+	{ "rereg-codes", rereg_codes },
+	{ "fork-and-exec", fork_and_exec },
+};
+
+int main(int argc, char **argv)
+{
+	if (argc == 3 && !strcmp(argv[1], "hold"))
+		return hold(atoi(argv[2]));
+	for (size_t i = 0; argc == 2 && i < sizeof(commands) / sizeof(*commands); i++)
+		if (!strcmp(argv[1], commands[i].name))
+			return commands[i].run();
+	fprintf(stderr, "usage: verbs-life hold [SETS]");
+	for (size_t i = 1; i < sizeof(commands) / sizeof(*commands); i++)
+		fprintf(stderr, " | %s", commands[i].name);
+	fprintf(stderr, "\n");
+	return 2;
+}
