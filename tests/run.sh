@@ -28,7 +28,7 @@ parts=(
     'verbs-suite-bookworm 1300 the tests of rdma-core 44 in a Debian 12 guest, likewise'
     'tools       1800 by name: perftest, rdmacm-utils, the pingpongs, qperf and fio over RDMA between two Debian 13 guests, with all their options'
     'upstream    1800 by name: the patches in resources/upstream apply; perftest with ours sends inline and uses the new post API'
-    'kernel-users 1400 by name: NVMe over RDMA between two Debian 13 guests'
+    'kernel-users 1400 by name: NFS over RDMA (LONGARM_NFS_MIB there and back; 64 in the lab, else 1024) and NVMe over RDMA between two guests'
     'life        1500 by name: a process killed 50 times under traffic'
 )
 
@@ -62,7 +62,7 @@ part_upstream() {
 }
 part_life() { scenarios trixie killed-often; }
 part_verbs_suite() { INCLUDE=python3-pyverbs scenarios trixie verbs-suite; }
-part_kernel_users() { scenarios trixie nvme; }
+part_kernel_users() { INCLUDE=nfs-kernel-server,e2fsprogs scenarios trixie nfs nvme; }
 part_verbs_suite_bookworm() { INCLUDE=python3-pyverbs scenarios bookworm verbs-suite; }
 
 smoke() { # SUITE WORDS

@@ -23,6 +23,7 @@ mod faults;
 mod kernel;
 mod life;
 mod netdev;
+mod nfs;
 mod nvme;
 mod objects;
 mod shared;
@@ -86,6 +87,7 @@ const APART: &[Scenario] = &[
     ("rdmacm-utils", tools::rdmacm_utils, 400),
     ("other-tools", tools::other_tools, 600),
     ("perftest-patched", tools::perftest_patched, 600),
+    ("nfs", nfs::nfs, 700),
     ("nvme", nvme::nvme, 500),
     ("killed-often", faults::semantics_42_killed_often, 1300),
 ];
