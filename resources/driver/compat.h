@@ -14,6 +14,12 @@
 #include <rdma/iter.h>
 #include <rdma/uverbs_ioctl.h>
 
+#if LINUX_VERSION_CODE < KERNEL_VERSION(6, 2, 0)
+/* The verbs have no name for these yet, and so no flag. */
+#define IB_DEVICE_FLUSH_GLOBAL	0ULL
+#define IB_DEVICE_ATOMIC_WRITE	0ULL
+#endif
+
 #if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 11, 0)
 
 /*

@@ -379,6 +379,8 @@ static const unsigned int vrdma_features[] = {
 	VIRTIO_RDMA_F_USER_DOORBELL,
 	VIRTIO_RDMA_F_XRC,
 	VIRTIO_RDMA_F_DMA_MR,
+	VIRTIO_RDMA_F_ATOMIC_WRITE,
+	VIRTIO_RDMA_F_FLUSH,
 };
 
 static struct virtio_driver vrdma_driver = {

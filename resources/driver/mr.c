@@ -173,7 +173,7 @@ static int vrdma_mr_register(struct vrdma_dev *dev, struct vrdma_pd *pd,
 		return -ENOMEM;
 	body = list.cmd->body;
 	body->pd = cpu_to_le32(pd->pdn);
-	body->access = cpu_to_le32(access & VIRTIO_RDMA_ACCESS_ALL);
+	body->access = cpu_to_le32(access & vrdma_mr_rights(dev));
 	body->iova = cpu_to_le64(virt);
 	body->length = cpu_to_le64(length);
 	body->offset = cpu_to_le64(offset);
@@ -194,7 +194,7 @@ static int vrdma_mr_register(struct vrdma_dev *dev, struct vrdma_pd *pd,
 
 static int vrdma_mr_check(struct vrdma_dev *dev, u64 length, int access)
 {
-	if (access & ~(VIRTIO_RDMA_ACCESS_ALL | IB_ACCESS_OPTIONAL))
+	if (access & ~(vrdma_mr_rights(dev) | IB_ACCESS_OPTIONAL))
 		return -EOPNOTSUPP;
 	if (length > le64_to_cpu(dev->attr.max_mr_size))
 		return -EINVAL;

@@ -233,7 +233,8 @@ static int vrdma_fill_av(const struct rdma_ah_attr *ah,
 }
 
 /* Fields outside the mask stay zero: the caller may have left them anyhow. */
-static int vrdma_fill_attr(const struct ib_qp_attr *attr, int mask,
+static int vrdma_fill_attr(const struct vrdma_dev *dev,
+			   const struct ib_qp_attr *attr, int mask,
 			   struct virtio_rdma_qp_attr *wire)
 {
 	wire->mask = cpu_to_le32(mask);
@@ -245,7 +246,7 @@ static int vrdma_fill_attr(const struct ib_qp_attr *attr, int mask,
 		wire->en_sqd_async = attr->en_sqd_async_notify;
 	if (mask & IB_QP_ACCESS_FLAGS)
 		wire->access = cpu_to_le32(attr->qp_access_flags &
-					   VIRTIO_RDMA_ACCESS_ALL);
+					   vrdma_qp_rights(dev));
 	if (mask & IB_QP_PKEY_INDEX)
 		wire->pkey_index = cpu_to_le16(attr->pkey_index);
 	if (mask & IB_QP_PORT)
@@ -307,7 +308,7 @@ int vrdma_modify_qp(struct ib_qp *ibqp, struct ib_qp_attr *attr, int mask,
 
 	if (mask & ~VRDMA_QP_MASK)
 		return -EOPNOTSUPP;
-	err = vrdma_fill_attr(attr, mask, &wire);
+	err = vrdma_fill_attr(dev, attr, mask, &wire);
 	if (err)
 		return err;
 	err = vrdma_exec(dev, qp->context, VIRTIO_RDMA_CMD_MODIFY_QP,

@@ -23,6 +23,8 @@
 #define VIRTIO_RDMA_F_USER_DOORBELL	8
 #define VIRTIO_RDMA_F_XRC		9
 #define VIRTIO_RDMA_F_DMA_MR		10
+#define VIRTIO_RDMA_F_ATOMIC_WRITE	11
+#define VIRTIO_RDMA_F_FLUSH		12
 
 /* Granule of doorbell pages and ring buffers. */
 #define VIRTIO_RDMA_PAGE_SHIFT		12
@@ -236,6 +238,9 @@ struct virtio_rdma_mr_keys {
 #define VIRTIO_RDMA_ACCESS_REMOTE_ATOMIC	0x08
 #define VIRTIO_RDMA_ACCESS_MW_BIND		0x10
 #define VIRTIO_RDMA_ACCESS_ALL			0x1f
+/* With feature FLUSH; the second for queue pairs only. */
+#define VIRTIO_RDMA_ACCESS_FLUSH_GLOBAL		0x100
+#define VIRTIO_RDMA_ACCESS_FLUSH_PERSISTENT	0x200
 /* Of BIND_MW only. */
 #define VIRTIO_RDMA_ACCESS_ZERO_BASED		0x20
 
@@ -464,6 +469,8 @@ enum virtio_rdma_wqe_opcode {
 	VIRTIO_RDMA_WQE_LOCAL_INV	= 7,
 	VIRTIO_RDMA_WQE_BIND_MW		= 8,
 	VIRTIO_RDMA_WQE_SEND_INV	= 9,
+	VIRTIO_RDMA_WQE_FLUSH		= 14,
+	VIRTIO_RDMA_WQE_ATOMIC_WRITE	= 15,
 	VIRTIO_RDMA_WQE_REG_MR		= 32,
 };
 
@@ -471,6 +478,10 @@ enum virtio_rdma_wqe_opcode {
 #define VIRTIO_RDMA_WQE_SOLICITED	0x2
 #define VIRTIO_RDMA_WQE_FENCE		0x4
 #define VIRTIO_RDMA_WQE_INLINE		0x8
+
+/* Section 5.2: what a FLUSH's swap says, beside the placement. */
+#define VIRTIO_RDMA_FLUSH_PLACEMENT	0x3
+#define VIRTIO_RDMA_FLUSH_REGION	0x100
 
 struct virtio_rdma_sge {
 	__le64	addr;
@@ -577,6 +588,8 @@ enum virtio_rdma_wc_opcode {
 	VIRTIO_RDMA_WC_BIND_MW		= 5,
 	VIRTIO_RDMA_WC_LOCAL_INV	= 6,
 	VIRTIO_RDMA_WC_REG_MR		= 7,
+	VIRTIO_RDMA_WC_FLUSH		= 8,
+	VIRTIO_RDMA_WC_ATOMIC_WRITE	= 9,
 	VIRTIO_RDMA_WC_RECV		= 128,
 	VIRTIO_RDMA_WC_RECV_IMM		= 129,
 };

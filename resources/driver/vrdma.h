@@ -263,6 +263,26 @@ static inline bool vrdma_has(const struct vrdma_dev *dev, unsigned int feature)
 	return virtio_has_feature(dev->vdev, feature);
 }
 
+/* The access flags that a memory region may have: the verbs' own numbers. */
+static inline u32 vrdma_mr_rights(const struct vrdma_dev *dev)
+{
+	u32 rights = VIRTIO_RDMA_ACCESS_ALL;
+
+	if (vrdma_has(dev, VIRTIO_RDMA_F_FLUSH))
+		rights |= VIRTIO_RDMA_ACCESS_FLUSH_GLOBAL;
+	return rights;
+}
+
+/* Those that a queue pair may have. */
+static inline u32 vrdma_qp_rights(const struct vrdma_dev *dev)
+{
+	u32 rights = vrdma_mr_rights(dev);
+
+	if (vrdma_has(dev, VIRTIO_RDMA_F_FLUSH))
+		rights |= VIRTIO_RDMA_ACCESS_FLUSH_PERSISTENT;
+	return rights;
+}
+
 /* cmd.c */
 int vrdma_ctrl_init(struct vrdma_dev *dev, struct virtqueue *vq);
 void vrdma_ctrl_done(struct virtqueue *vq);

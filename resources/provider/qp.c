@@ -92,6 +92,8 @@ static struct vrdma_qp *vrdma_new_qp(struct ibv_context *ibv_ctx,
 	qp->doorbell = ctx->doorbell;
 	qp->atomics = ctx->features & (1U << VIRTIO_RDMA_F_ATOMICS);
 	qp->windows = ctx->features & (1U << VIRTIO_RDMA_F_MW);
+	qp->writes_words = ctx->features & (1U << VIRTIO_RDMA_F_ATOMIC_WRITE);
+	qp->flushes = ctx->features & (1U << VIRTIO_RDMA_F_FLUSH);
 	qp->invalidates = qp->windows ||
 			  ctx->features & (1U << VIRTIO_RDMA_F_FRWR);
 	ret = vrdma_buf_alloc(&qp->buf, qp->parent, VRDMA_RES_TYPE_QP,

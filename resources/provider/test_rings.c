@@ -244,7 +244,8 @@ void device_complete(struct device_cq *dev, struct vrdma_qp *qp, uint16_t flags,
 static struct vrdma_context context = {
 	.features = 1U << VIRTIO_RDMA_F_ATOMICS | 1U << VIRTIO_RDMA_F_UC |
 		    1U << VIRTIO_RDMA_F_UD | 1U << VIRTIO_RDMA_F_CQ_RESIZE |
-		    1U << VIRTIO_RDMA_F_XRC,
+		    1U << VIRTIO_RDMA_F_XRC | 1U << VIRTIO_RDMA_F_ATOMIC_WRITE |
+		    1U << VIRTIO_RDMA_F_FLUSH,
 	.limits = {
 		.max_send_wr = 1024,
 		.max_recv_wr = 1024,
@@ -782,6 +783,74 @@ static void test_wr(void)
 	CHECK(!vrdma_destroy_cq(&cq->ibv_cq));
 }
 
+/* Atomic write and flush, which only ibv_wr_* posts. */
+static void test_placement(void)
+{
+	struct vrdma_cq *cq = new_cq(16);
+	struct ibv_qp_init_attr_ex init = {
+		.send_cq = &cq->ibv_cq,
+		.recv_cq = &cq->ibv_cq,
+		.cap = { 4, 1, 1, 1, 0 },
+		.qp_type = IBV_QPT_RC,
+		.comp_mask = IBV_QP_INIT_ATTR_PD |
+			     IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
+		.pd = &test_pd.ibv_pd,
+		.send_ops_flags = IBV_QP_EX_WITH_FLUSH |
+				  IBV_QP_EX_WITH_ATOMIC_WRITE,
+	};
+	const uint8_t value[8] = { 1, 2, 3, 4, 5, 6, 7, 8 };
+	struct virtio_rdma_send_wqe *wqe;
+	struct vrdma_qp *qp;
+	struct ibv_qp_ex *ex;
+
+	init.qp_type = IBV_QPT_UC;
+	CHECK(!vrdma_create_qp_ex(test_pd.ibv_pd.context, &init));
+	CHECK(errno == EOPNOTSUPP);
+	init.qp_type = IBV_QPT_RC;
+	qp = to_vqp(vrdma_create_qp_ex(test_pd.ibv_pd.context, &init));
+	CHECK(qp && qp->verbs_qp.comp_mask & VERBS_QP_EX);
+	ex = &qp->verbs_qp.qp_ex;
+	qp->ibv_qp.state = IBV_QPS_RTS;
+
+	ibv_wr_start(ex);
+	ex->wr_flags = IBV_SEND_SIGNALED;
+	ibv_wr_atomic_write(ex, 0x1234, 0x99aabbccddee, value);
+	ibv_wr_flush(ex, 0x1234, 0x99aabbccddee, 5000, IBV_FLUSH_GLOBAL,
+		     IBV_FLUSH_RANGE);
+	ibv_wr_flush(ex, 0x1234, 0, 0, IBV_FLUSH_PERSISTENT, IBV_FLUSH_MR);
+	CHECK(!ibv_wr_complete(ex));
+	CHECK(le32toh(qp->ctrl->sq_producer) == 3);
+	wqe = send_slot(qp, 0);
+	CHECK(wqe->opcode == VIRTIO_RDMA_WQE_ATOMIC_WRITE && !wqe->num_sge);
+	CHECK(wqe->flags == VIRTIO_RDMA_WQE_SIGNALED);
+	CHECK(!memcmp((uint8_t *)wqe + 32, value, 8));
+	CHECK(le64toh(wqe->remote_addr) == 0x99aabbccddee);
+	wqe = send_slot(qp, 1);
+	CHECK(wqe->opcode == VIRTIO_RDMA_WQE_FLUSH && !wqe->num_sge);
+	CHECK(le64toh(wqe->compare_add) == 5000 && le64toh(wqe->swap) == 1);
+	CHECK(le32toh(wqe->rkey) == 0x1234);
+	CHECK(le64toh(send_slot(qp, 2)->swap) == 0x102);
+
+	/* What makes no sense is not posted. */
+	ibv_wr_start(ex);
+	ibv_wr_flush(ex, 1, 2, 3, 0, IBV_FLUSH_RANGE);
+	CHECK(ibv_wr_complete(ex) == EINVAL);
+	ibv_wr_start(ex);
+	ibv_wr_flush(ex, 1, 2, 3, 4, IBV_FLUSH_RANGE);
+	CHECK(ibv_wr_complete(ex) == EINVAL);
+	ibv_wr_start(ex);
+	ibv_wr_flush(ex, 1, 2, 3, IBV_FLUSH_GLOBAL, 2);
+	CHECK(ibv_wr_complete(ex) == EINVAL);
+	ibv_wr_start(ex);
+	ibv_wr_atomic_write(ex, 1, 2, value);
+	ibv_wr_set_inline_data(ex, (void *)value, 8);
+	CHECK(ibv_wr_complete(ex) == EINVAL);
+	CHECK(le32toh(qp->ctrl->sq_producer) == 3);
+
+	CHECK(!vrdma_destroy_qp(&qp->ibv_qp));
+	CHECK(!vrdma_destroy_cq(&cq->ibv_cq));
+}
+
 /* Rings in a parent domain's memory, without locks when it has one thread. */
 static uint64_t asked;
 static void *asked_for;
@@ -944,6 +1013,7 @@ int main(void)
 	test_start_poll();
 	test_resize();
 	test_wr();
+	test_placement();
 	test_parent_domain();
 	test_srq();
 	test_semantics();

@@ -162,6 +162,8 @@ struct vrdma_qp {
 	bool atomics;
 	bool windows;
 	bool invalidates;
+	bool writes_words;	/* IBV_WR_ATOMIC_WRITE */
+	bool flushes;
 	void *doorbell;
 	struct vrdma_buf buf;
 

@@ -120,6 +120,38 @@ static void vrdma_wr_atomic_fetch_add(struct ibv_qp_ex *qp_ex, uint32_t rkey,
 		wqe->compare_add = htole64(add);
 }
 
+/* The value goes along in the work request. */
+static void vrdma_wr_atomic_write(struct ibv_qp_ex *qp_ex, uint32_t rkey,
+				  uint64_t remote_addr, const void *atomic_wr)
+{
+	struct virtio_rdma_send_wqe *wqe;
+
+	wqe = vrdma_wr_remote(qp_ex, VIRTIO_RDMA_WQE_ATOMIC_WRITE, rkey,
+			      remote_addr);
+	if (likely(wqe))
+		memcpy(&wqe->compare_add, atomic_wr, sizeof(wqe->compare_add));
+}
+
+static void vrdma_wr_flush(struct ibv_qp_ex *qp_ex, uint32_t rkey,
+			   uint64_t remote_addr, size_t len, uint8_t type,
+			   uint8_t level)
+{
+	struct virtio_rdma_send_wqe *wqe;
+
+	if (unlikely(!type || (type & ~VIRTIO_RDMA_FLUSH_PLACEMENT) ||
+		     level > IBV_FLUSH_MR)) {
+		vrdma_wr_fail(ex_to_vqp(qp_ex), EINVAL);
+		return;
+	}
+	wqe = vrdma_wr_remote(qp_ex, VIRTIO_RDMA_WQE_FLUSH, rkey, remote_addr);
+	if (likely(wqe)) {
+		wqe->compare_add = htole64(len);
+		wqe->swap = htole64(type | (level == IBV_FLUSH_MR ?
+						    VIRTIO_RDMA_FLUSH_REGION :
+						    0));
+	}
+}
+
 static void vrdma_wr_send_inv(struct ibv_qp_ex *qp_ex, uint32_t rkey)
 {
 	struct virtio_rdma_send_wqe *wqe;
@@ -267,6 +299,9 @@ static uint64_t vrdma_wr_ops(const struct vrdma_qp *qp)
 	const uint64_t atomics = IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP |
 				 IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD;
 
+	const uint64_t placement =
+		(qp->writes_words ? IBV_QP_EX_WITH_ATOMIC_WRITE : 0) |
+		(qp->flushes ? IBV_QP_EX_WITH_FLUSH : 0);
 	const uint64_t local = (qp->invalidates ? IBV_QP_EX_WITH_LOCAL_INV : 0) |
 			       (qp->windows ? IBV_QP_EX_WITH_BIND_MW : 0);
 	const uint64_t invalidate = qp->invalidates ? IBV_QP_EX_WITH_SEND_WITH_INV :
@@ -275,7 +310,7 @@ static uint64_t vrdma_wr_ops(const struct vrdma_qp *qp)
 	switch (qp->ibv_qp.qp_type) {
 	case IBV_QPT_RC:
 		return sends | writes | IBV_QP_EX_WITH_RDMA_READ | local |
-		       invalidate | (qp->atomics ? atomics : 0);
+		       invalidate | placement | (qp->atomics ? atomics : 0);
 	case IBV_QPT_XRC_SEND:
 		return sends | writes | IBV_QP_EX_WITH_RDMA_READ | local |
 		       (qp->atomics ? atomics : 0);
@@ -290,14 +325,17 @@ static uint64_t vrdma_wr_ops(const struct vrdma_qp *qp)
 
 /*
  * A libibverbs before 45 has no wr_flush at the end of ibv_qp_ex, and its word
- * for "extended" lies there. The device has no flush, so the place is free.
+ * for "extended" lies there. Nobody asks it for flushes.
  */
-static void vrdma_wr_mark(struct vrdma_qp *qp)
+static void vrdma_wr_mark(struct vrdma_qp *qp, bool flushes)
 {
 	const uint32_t mark = VERBS_QP_EX;
 
 	qp->verbs_qp.comp_mask |= mark;
-	memcpy(&qp->verbs_qp.qp_ex.wr_flush, &mark, sizeof(mark));
+	if (flushes)
+		qp->verbs_qp.qp_ex.wr_flush = vrdma_wr_flush;
+	else
+		memcpy(&qp->verbs_qp.qp_ex.wr_flush, &mark, sizeof(mark));
 }
 
 int vrdma_wr_init(struct vrdma_qp *qp, uint64_t send_ops_flags)
@@ -317,6 +355,7 @@ int vrdma_wr_init(struct vrdma_qp *qp, uint64_t send_ops_flags)
 	qp_ex->wr_rdma_read = vrdma_wr_rdma_read;
 	qp_ex->wr_atomic_cmp_swp = vrdma_wr_atomic_cmp_swp;
 	qp_ex->wr_atomic_fetch_add = vrdma_wr_atomic_fetch_add;
+	qp_ex->wr_atomic_write = vrdma_wr_atomic_write;
 	qp_ex->wr_send_inv = vrdma_wr_send_inv;
 	qp_ex->wr_local_inv = vrdma_wr_local_inv;
 	qp_ex->wr_bind_mw = vrdma_wr_bind_mw;
@@ -326,6 +365,6 @@ int vrdma_wr_init(struct vrdma_qp *qp, uint64_t send_ops_flags)
 	qp_ex->wr_set_sge_list = vrdma_wr_set_sge_list;
 	qp_ex->wr_set_inline_data = vrdma_wr_set_inline_data;
 	qp_ex->wr_set_inline_data_list = vrdma_wr_set_inline_data_list;
-	vrdma_wr_mark(qp);
+	vrdma_wr_mark(qp, send_ops_flags & IBV_QP_EX_WITH_FLUSH);
 	return 0;
 }

@@ -38,7 +38,9 @@ impl DeviceConfig {
         | feature::CQ_RESIZE
         | feature::USER_DOORBELL
         | feature::XRC
-        | feature::DMA_MR;
+        | feature::DMA_MR
+        | feature::ATOMIC_WRITE
+        | feature::FLUSH;
 
     /// Node and system image GUID: the EUI-64 of the MAC address.
     pub fn guid(&self) -> [u8; 8] {

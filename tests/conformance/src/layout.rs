@@ -139,6 +139,8 @@ pub mod access {
     pub const REMOTE_READ: u32 = 4;
     pub const REMOTE_ATOMIC: u32 = 8;
     pub const MW_BIND: u32 = 16;
+    pub const FLUSH_GLOBAL: u32 = 256;
+    pub const FLUSH_PERSISTENT: u32 = 512;
     pub const ALL: u32 = LOCAL_WRITE | REMOTE_WRITE | REMOTE_READ | REMOTE_ATOMIC;
 }
 
@@ -197,6 +199,8 @@ pub mod send {
     pub const LOCAL_INV: u8 = 7;
     pub const BIND_MW: u8 = 8;
     pub const SEND_INV: u8 = 9;
+    pub const FLUSH: u8 = 14;
+    pub const ATOMIC_WRITE: u8 = 15;
     pub const REG_MR: u8 = 32;
 }
 
@@ -238,6 +242,8 @@ pub mod wc_opcode {
     pub const BIND_MW: u8 = 5;
     pub const LOCAL_INV: u8 = 6;
     pub const REG_MR: u8 = 7;
+    pub const FLUSH: u8 = 8;
+    pub const ATOMIC_WRITE: u8 = 9;
     pub const RECV: u8 = 128;
     pub const RECV_RDMA_WITH_IMM: u8 = 129;
 }

@@ -2,7 +2,7 @@
 
 use super::requester::{self, is_atomic};
 use super::transport::{Standing, Wait};
-use super::{Env, retry, sge, timer};
+use super::{Env, mpe, retry, sge, timer};
 use crate::rdma::fabric::Placement;
 use crate::rdma::fabric::frame::{FrameHeader, flag, kind, nak};
 use crate::rdma::memory::{Segment, access as guest};
@@ -19,7 +19,7 @@ fn answered(qp: &Qp, header: &FrameHeader) -> Option<usize> {
     let message = requester.messages.get(position as usize)?;
     let (expected, length) = match message.opcode {
         send_opcode::READ => (kind::READ_DATA, header.length),
-        opcode if is_atomic(opcode) => (kind::ATOMIC_DATA, 8),
+        opcode if is_atomic(opcode) || mpe::is_placement(opcode) => (kind::ATOMIC_DATA, 8),
         _ => return None,
     };
     let end = u64::from(header.offset) + u64::from(length);
@@ -128,6 +128,10 @@ fn store_atomic(
         return Err((cqe_status::REM_OP_ERR, vendor_err::REFUSED));
     }
     let message = qp.transport.requester.messages[position];
+    if mpe::is_placement(message.opcode) {
+        // The answer says that it is done, and nothing more.
+        return Ok(());
+    }
     let segments = &mut env.scratch.segments;
     segments.clear();
     sge::resolve_message(

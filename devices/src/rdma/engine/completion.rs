@@ -2,7 +2,7 @@
 
 use super::local::Local;
 use super::transport::{Incoming, Message};
-use super::{Env, xrc};
+use super::{Env, mpe, xrc};
 use crate::rdma::fabric::frame::{flag, kind};
 use crate::rdma::objects::{Qp, ReceiveWqe};
 use crate::rdma::wire::{Cqe, cqe_flag, cqe_opcode, cqe_status, send_opcode, vendor_err};
@@ -17,6 +17,8 @@ fn opcode(send: u8) -> u8 {
         send_opcode::LOCAL_INV => cqe_opcode::LOCAL_INV,
         send_opcode::BIND_MW => cqe_opcode::BIND_MW,
         send_opcode::REG_MR => cqe_opcode::REG_MR,
+        send_opcode::FLUSH => cqe_opcode::FLUSH,
+        send_opcode::ATOMIC_WRITE => cqe_opcode::ATOMIC_WRITE,
         _ => cqe_opcode::SEND,
     }
 }
@@ -38,7 +40,7 @@ pub(super) fn local(qp: &mut Qp, env: &mut Env<'_>, local: &Local, status: u8, v
 
 /// Completes a message of the send queue.
 pub(super) fn sent(qp: &mut Qp, env: &mut Env<'_>, message: &Message, status: u8, vendor: u32) {
-    let reads = super::requester::is_read(message.opcode);
+    let reads = super::requester::is_read(message.opcode) && !mpe::is_placement(message.opcode);
     let cqe = Cqe {
         wr_id: message.wr_id.into(),
         status,

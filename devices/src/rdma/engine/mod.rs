@@ -12,6 +12,7 @@
 //! | [`grh`] | the header before a datagram's data |
 //! | [`local`] | work requests that no peer hears of: registration, invalidation, windows |
 //! | [`deferred`] | receives that wait until the fabric has let go of what was invalidated |
+//! | [`mpe`] | atomic write and flush |
 //! | [`flush`] | the error state |
 //! | [`scheduler`] | which QP has its turn; doorbells; going to sleep |
 //! | [`sink`] | frames to the QPs that they are for |
@@ -39,6 +40,7 @@ mod deferred;
 mod flush;
 mod grh;
 mod local;
+mod mpe;
 mod requester;
 mod responder;
 mod retry;

@@ -4,7 +4,7 @@
 //! flight, so that its error comes after all earlier completions; nothing behind it is sent.
 
 use super::transport::{Message, Requester, Standing, Wait, before};
-use super::{Env, completion, local, retry, sge, xrc};
+use super::{Env, completion, local, mpe, retry, sge, xrc};
 use crate::rdma::events::EventKind;
 use crate::rdma::fabric::frame::{FrameHeader, MAX_PAYLOAD, flag, kind};
 use crate::rdma::fabric::{Fabric, SendError};
@@ -174,6 +174,7 @@ pub(super) fn check(
         {
             true
         }
+        opcode if mpe::is_placement(opcode) => return mpe::check(qp, env, wqe),
         _ => return Err(opcode_error),
     };
     if wqe.flags & !send_flag::ALL != 0
@@ -232,9 +233,9 @@ pub(super) fn is_atomic(opcode: u8) -> bool {
     )
 }
 
-/// Whether the message is answered with data.
+/// Whether the message is answered, and not only acknowledged.
 pub(super) fn is_read(opcode: u8) -> bool {
-    opcode == send_opcode::READ || is_atomic(opcode)
+    opcode == send_opcode::READ || is_atomic(opcode) || mpe::is_placement(opcode)
 }
 
 /// Steps over a message that was answered before the requester went back.
@@ -290,7 +291,10 @@ fn transmit(qp: &mut Qp, env: &mut Env<'_>, fabric: &mut dyn Fabric) -> Result<u
     let mut rest = 0;
     match message.opcode {
         send_opcode::READ => header.kind = kind::READ,
-        send_opcode::CMP_AND_SWP | send_opcode::FETCH_AND_ADD => {
+        send_opcode::CMP_AND_SWP
+        | send_opcode::FETCH_AND_ADD
+        | send_opcode::ATOMIC_WRITE
+        | send_opcode::FLUSH => {
             header.kind = kind::ATOMIC;
             for operand in message.operands {
                 env.scratch.bytes.extend_from_slice(&operand.to_le_bytes());

@@ -4,10 +4,10 @@
 //! in place. A request that is refused leaves a NAK to be sent and, unless it may come again, takes the QP to ERR.
 
 use super::transport::{Answer, Incoming, Refusal, before};
-use super::{Env, deferred, sge, xrc};
+use super::{Env, deferred, mpe, sge, xrc};
 use crate::rdma::events::EventKind;
 use crate::rdma::fabric::Placement;
-use crate::rdma::fabric::frame::{FrameHeader, flag, kind, nak};
+use crate::rdma::fabric::frame::{FrameHeader, flag, kind, nak, operation};
 use crate::rdma::memory::{Scope, Segment, access as guest};
 use crate::rdma::objects::{Qp, QpKind, QpState, RingFault};
 use crate::rdma::wire::{access, cqe_status, feature, vendor_err};
@@ -23,7 +23,7 @@ pub(super) enum Refuse {
 }
 
 pub(super) const INVALID: Refuse = Refuse::Fatal(nak::INVALID_REQUEST, Some(EventKind::QpReqErr));
-const ACCESS: Refuse = Refuse::Fatal(nak::REMOTE_ACCESS, Some(EventKind::QpAccessErr));
+pub(super) const ACCESS: Refuse = Refuse::Fatal(nak::REMOTE_ACCESS, Some(EventKind::QpAccessErr));
 
 /// The header of a request has come from the connected QP.
 pub(super) fn place(
@@ -145,11 +145,13 @@ pub(super) fn begin(qp: &mut Qp, env: &mut Env<'_>, header: &FrameHeader) -> Res
             check_remote(qp, env, header, access::REMOTE_READ)?;
         }
         _ => {
-            if !last || !env.has(feature::ATOMICS) || answers_full(qp) {
+            if !last || answers_full(qp) {
                 return Err(INVALID);
             }
-            check_atomic(header)?;
-            check_remote(qp, env, header, access::REMOTE_ATOMIC)?;
+            let needed = check_atomic(env, header)?;
+            if header.operation() != operation::FLUSH {
+                check_remote(qp, env, header, needed)?;
+            }
         }
     }
     let responder = &mut qp.transport.responder;
@@ -186,13 +188,19 @@ fn answers_full(qp: &Qp) -> bool {
     qp.transport.responder.answers.len() >= usize::from(qp.attrs.max_dest_rd_atomic)
 }
 
-/// Atomics are of one aligned word.
-fn check_atomic(header: &FrameHeader) -> Result<(), Refuse> {
-    let sound = header.msg_len == 8
-        && header.length == 16
-        && header.addr.is_multiple_of(8)
-        && header.operation() <= 1;
-    if sound { Ok(()) } else { Err(INVALID) }
+/// Atomics are of one aligned word. Returns the right that the operation needs; what a flush needs, its payload says.
+fn check_atomic(env: &Env<'_>, header: &FrameHeader) -> Result<u32, Refuse> {
+    let (feature, needed) = match header.operation() {
+        operation::COMPARE_AND_SWAP | operation::FETCH_AND_ADD => {
+            (feature::ATOMICS, access::REMOTE_ATOMIC)
+        }
+        operation::WRITE => (feature::ATOMIC_WRITE, access::REMOTE_WRITE),
+        operation::FLUSH => (feature::FLUSH, 0),
+        _ => return Err(INVALID),
+    };
+    let aligned = header.addr.is_multiple_of(8) || header.operation() == operation::FLUSH;
+    let sound = header.msg_len == 8 && header.length == 16 && aligned && env.has(feature);
+    if sound { Ok(needed) } else { Err(INVALID) }
 }
 
 /// Checks QP and region for the whole message. A message of 0 bytes names no memory.
@@ -483,32 +491,17 @@ pub(super) fn atomic(qp: &mut Qp, env: &mut Env<'_>, header: &FrameHeader, data:
             operands[15],
         ]),
     );
-    let mut found = std::mem::take(&mut env.scratch.segments);
-    found.clear();
-    let resolved = xrc::scope(qp, env, header).and_then(|scope| {
-        env.memory
-            .resolve(
-                &scope,
-                header.rkey,
-                access::REMOTE_ATOMIC,
-                header.addr,
-                8,
-                &mut found,
-            )
-            .map_err(|_| ACCESS)
-    });
-    let old = match (resolved, found.as_slice()) {
-        (Ok(()), [word]) if header.operation() == 0 => {
-            guest::compare_and_swap(word, compare_add, swap)
-        }
-        (Ok(()), [word]) => guest::fetch_and_add(word, compare_add),
-        _ => None,
+    let done = if header.operation() == operation::FLUSH {
+        mpe::flush(qp, env, header, compare_add, swap)
+    } else {
+        change_word(qp, env, header, compare_add, swap)
     };
-    env.scratch.segments = found;
-    // A region may lie in memory such that an aligned address names an unaligned word.
-    let Some(value) = old else {
-        refused(qp, env, ACCESS);
-        return;
+    let value = match done {
+        Ok(value) => value,
+        Err(refuse) => {
+            refused(qp, env, refuse);
+            return;
+        }
     };
     let responder = &mut qp.transport.responder;
     let seq = header.seq;
@@ -519,6 +512,37 @@ pub(super) fn atomic(qp: &mut Qp, env: &mut Env<'_>, header: &FrameHeader, data:
     responder.answers.push_back(Answer::Atomic { seq, value });
     finish(qp, env, 8);
     env.owe(qp);
+}
+
+/// Carries out an atomic on a word. Returns what was there before, or 0 for a write.
+fn change_word(
+    qp: &Qp,
+    env: &mut Env<'_>,
+    header: &FrameHeader,
+    compare_add: u64,
+    swap: u64,
+) -> Result<u64, Refuse> {
+    let needed = match header.operation() {
+        operation::WRITE => access::REMOTE_WRITE,
+        _ => access::REMOTE_ATOMIC,
+    };
+    let scope = xrc::scope(qp, env, header)?;
+    let found = &mut env.scratch.segments;
+    found.clear();
+    let resolved = env
+        .memory
+        .resolve(&scope, header.rkey, needed, header.addr, 8, found);
+    let old = match (resolved, found.as_slice()) {
+        (Ok(()), [word]) => match header.operation() {
+            operation::COMPARE_AND_SWAP => guest::compare_and_swap(word, compare_add, swap),
+            operation::FETCH_AND_ADD => guest::fetch_and_add(word, compare_add),
+            _ => guest::store(word, compare_add).map(|()| 0),
+        },
+        _ => None,
+    };
+    found.clear();
+    // A region may lie in memory such that an aligned address names an unaligned word.
+    old.ok_or(ACCESS)
 }
 
 /// A message that was done before: answered again, without effect.

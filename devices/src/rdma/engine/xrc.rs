@@ -4,13 +4,13 @@
 //! of the request stands for both, if it is in the target's domain. It is looked up anew for every frame, as memory is, because it may end while
 //! messages are under way.
 
-use super::Env;
+use super::{Env, mpe};
 use super::responder::{INVALID, Refuse};
 use super::transport::Transport;
 use crate::rdma::fabric::frame::FrameHeader;
 use crate::rdma::memory::Scope;
 use crate::rdma::objects::{Qp, QpKind};
-use crate::rdma::wire::{SendWqeHeader, cqe_flag, send_opcode};
+use crate::rdma::wire::{SendWqeHeader, cqe_flag};
 
 /// The largest number of an SRQ.
 pub(super) const MAX_SRQN: u32 = 0xff_ffff;
@@ -18,7 +18,7 @@ pub(super) const MAX_SRQN: u32 = 0xff_ffff;
 /// What the frames of a request say in `aux` (docs/fabric.md, section 2).
 #[inline]
 pub(super) fn request_aux(qp: &Qp, wqe: &SendWqeHeader) -> u32 {
-    let operation = u32::from(wqe.opcode == send_opcode::FETCH_AND_ADD);
+    let operation = mpe::operation(wqe.opcode);
     match qp.kind {
         QpKind::XrcIni => wqe.srqn() << 8 | operation,
         _ => operation,

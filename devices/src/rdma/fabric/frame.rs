@@ -51,6 +51,18 @@ pub mod kind {
     }
 }
 
+/// What an ATOMIC does (section 2).
+pub mod operation {
+    /// Compare and swap.
+    pub const COMPARE_AND_SWAP: u32 = 0;
+    /// Fetch and add.
+    pub const FETCH_AND_ADD: u32 = 1;
+    /// Store a word.
+    pub const WRITE: u32 = 2;
+    /// Flush what was placed.
+    pub const FLUSH: u32 = 3;
+}
+
 /// Frame flags (section 2).
 pub mod flag {
     /// Last frame of its message.
@@ -109,7 +121,7 @@ pub struct FrameHeader {
 }
 
 impl FrameHeader {
-    /// What an ATOMIC does: 0 compare-and-swap, 1 fetch-and-add.
+    /// What an ATOMIC does: one of [`operation`].
     pub fn operation(&self) -> u32 {
         self.aux & 0xff
     }

@@ -108,6 +108,12 @@ pub fn compare_and_swap(segment: &Segment, compare: u64, swap: u64) -> Option<u6
     Some(u64::from_le(old.unwrap_or_else(|seen| seen)))
 }
 
+/// Stores a le64 at `segment`, in one. None when the segment is not an aligned word.
+pub fn store(segment: &Segment, value: u64) -> Option<()> {
+    word64(segment)?.store(value.to_le(), Ordering::SeqCst);
+    Some(())
+}
+
 /// Adds to the le64 at `segment`, wrapping. Returns the old value, or None when the segment is not an aligned word.
 pub fn fetch_and_add(segment: &Segment, add: u64) -> Option<u64> {
     let word = word64(segment)?;
@@ -164,5 +170,8 @@ mod tests {
         assert_eq!(fetch_and_add(&at(4, 8), 1), None);
         assert_eq!(compare_and_swap(&at(0, 4), 8, 1), None);
         assert_eq!(word[0], 8_u64.to_le());
+        assert_eq!(store(&at(0, 8), 77), Some(()));
+        assert_eq!(store(&at(4, 8), 1), None);
+        assert_eq!(word, [77_u64.to_le(), 0]);
     }
 }

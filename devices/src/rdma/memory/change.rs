@@ -29,7 +29,7 @@ impl Memory {
         change: &Change,
     ) -> Result<(u32, Option<u32>), Status> {
         if let Some(bits) = change.access {
-            check_access(bits)?;
+            check_access(bits, self.rights)?;
         }
         if change.source == Some(handle) {
             return Err(Status::Invalid);

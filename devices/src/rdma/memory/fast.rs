@@ -90,7 +90,9 @@ impl Memory {
             extents: false,
             total_entries: registration.entries,
         };
-        if registration.entries > list.room || check_request(&request, self.max_mr_size).is_err() {
+        if registration.entries > list.room
+            || check_request(&request, self.rights, self.max_mr_size).is_err()
+        {
             return Err(Refusal::Range);
         }
         let mut builder = Builder::new(&request);

@@ -9,7 +9,7 @@ use super::windows::Window;
 use super::{DmaSpace, Segment};
 use crate::rdma::fabric::frame::nak;
 use crate::rdma::objects::slab::{HandleLayout, Slab};
-use crate::rdma::wire::{Status, cqe_status, vendor_err};
+use crate::rdma::wire::{Status, access, cqe_status, vendor_err};
 
 /// Asked for a local read: every region allows it, no memory window does. Not a bit of the specification.
 pub const LOCAL_READ: u32 = 1 << 31;
@@ -156,6 +156,8 @@ pub struct Memory {
     /// Windows among the regions.
     pub(super) window_count: u32,
     pub(super) max_mr_size: u64,
+    /// Access bits that a region may have.
+    pub(super) rights: u32,
     /// List entries that may still be registered: bounds the host memory that a driver can make the device use.
     entries_left: u64,
     pub(super) scratch: Vec<Segment>,
@@ -170,9 +172,15 @@ impl Memory {
             max_mw,
             window_count: 0,
             max_mr_size,
+            rights: access::ALL,
             entries_left: max_entries,
             scratch: Vec::new(),
         }
+    }
+
+    /// Allows regions more access bits.
+    pub fn allow(&mut self, rights: u32) {
+        self.rights |= rights;
     }
 
     /// Regions that exist, windows not counted.
@@ -190,7 +198,7 @@ impl Memory {
     /// # Errors
     /// `Invalid` when the request contradicts itself, `NoResource` at a limit.
     pub fn register(&mut self, request: &RegionRequest) -> Result<u32, Status> {
-        check_request(request, self.max_mr_size)?;
+        check_request(request, self.rights, self.max_mr_size)?;
         let region = Region {
             iova: request.iova,
             length: request.length,
@@ -245,7 +253,7 @@ impl Memory {
         pd: u32,
         access: u32,
     ) -> Result<u32, Status> {
-        check_access(access)?;
+        check_access(access, self.rights)?;
         let region = Region {
             length: u64::MAX,
             access: access | LOCAL_READ,
@@ -373,16 +381,9 @@ impl Memory {
         }
     }
 
-    /// Finds how the bytes of a region are found, and the offset there, after all checks.
+    /// The region of a key, if a queue of `who` may access it in all the ways `asked`.
     #[inline]
-    fn find(
-        &self,
-        who: &Scope,
-        key: u32,
-        asked: u32,
-        addr: u64,
-        len: u64,
-    ) -> Result<(&Layout, u64), Refusal> {
+    fn live(&self, who: &Scope, key: u32, asked: u32) -> Result<(&Region, &Layout), Refusal> {
         let region = self.regions.get(key).ok_or(Refusal::NotFound)?;
         let State::Live(layout) = &region.state else {
             return Err(Refusal::NotFound);
@@ -396,12 +397,31 @@ impl Memory {
         if region.access & asked != asked {
             return Err(Refusal::Access);
         }
+        Ok((region, layout))
+    }
+
+    /// Finds how the bytes of a region are found, and the offset there, after all checks.
+    #[inline]
+    fn find(
+        &self,
+        who: &Scope,
+        key: u32,
+        asked: u32,
+        addr: u64,
+        len: u64,
+    ) -> Result<(&Layout, u64), Refusal> {
+        let (region, layout) = self.live(who, key, asked)?;
         // An address below the region wraps to an offset that no region reaches.
         let offset = addr.wrapping_sub(region.iova);
         if offset > region.length || len > region.length - offset {
             return Err(Refusal::Range);
         }
         Ok((layout, region.shift + offset))
+    }
+
+    /// Whether a region as a whole may be accessed; as [`Memory::resolve`], without a range.
+    pub fn check_region(&self, who: &Scope, key: u32, asked: u32) -> Result<(), Refusal> {
+        self.live(who, key, asked).map(drop)
     }
 
     /// Whether an access is allowed; as [`Memory::resolve`] without the segments.

@@ -25,17 +25,20 @@ pub struct RegionRequest {
     pub total_entries: u32,
 }
 
-/// Checks access bits (section 4.5).
-pub(super) fn check_access(bits: u32) -> Result<(), Status> {
+/// Checks access bits (section 4.5) of which only those of `known` may be there.
+pub(super) fn check_access(bits: u32, known: u32) -> Result<(), Status> {
     let needs_local = access::REMOTE_WRITE | access::REMOTE_ATOMIC;
-    let sound =
-        bits & !access::ALL == 0 && (bits & needs_local == 0 || bits & access::LOCAL_WRITE != 0);
+    let sound = bits & !known == 0 && (bits & needs_local == 0 || bits & access::LOCAL_WRITE != 0);
     if sound { Ok(()) } else { Err(Status::Invalid) }
 }
 
 /// Checks what of a request can be checked without its list.
-pub(super) fn check_request(request: &RegionRequest, max_mr_size: u64) -> Result<(), Status> {
-    check_access(request.access)?;
+pub(super) fn check_request(
+    request: &RegionRequest,
+    rights: u32,
+    max_mr_size: u64,
+) -> Result<(), Status> {
+    check_access(request.access, rights)?;
     if request.length == 0 {
         let empty = request.total_entries == 0 && request.offset == 0;
         return if empty { Ok(()) } else { Err(Status::Invalid) };

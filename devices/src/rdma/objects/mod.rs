@@ -10,7 +10,9 @@ use crate::rdma::fabric::Gid;
 use crate::rdma::limits::Limits;
 use crate::rdma::memory::{DmaSpace, Memory, RingMemory, Scope};
 use crate::rdma::stats::Stats;
-use crate::rdma::wire::{AddGidBody, QpAttributesBody, SrqAttributesBody, Status, qp_control};
+use crate::rdma::wire::{
+    AddGidBody, QpAttributesBody, SrqAttributesBody, Status, access, feature, qp_control, qp_mask,
+};
 
 pub mod context;
 pub mod cq;
@@ -93,12 +95,16 @@ impl Objects {
         dma: Arc<dyn DmaSpace>,
         stats: Arc<Stats>,
     ) -> Self {
+        let mut memory = Memory::new(limits.mrs, limits.mr_size, limits.mr_entries, limits.mws);
+        if features & feature::FLUSH != 0 {
+            memory.allow(access::FLUSH_GLOBAL);
+        }
         Objects {
             features,
             contexts: Contexts::new(limits.contexts),
             pds: Slab::new(HandleLayout::index_low(1, limits.pds, 32), limits.pds),
             xrcds: Slab::new(HandleLayout::index_low(1, limits.xrcds, 32), limits.xrcds),
-            memory: Memory::new(limits.mrs, limits.mr_size, limits.mr_entries, limits.mws),
+            memory,
             cqs: Cqs::new(limits.cqs, stats.clone()),
             srqs: Srqs::new(limits.srqs),
             qps: Qps::new(limits.qps),
@@ -408,6 +414,10 @@ impl Objects {
     ) -> Result<(QpState, QpState), Status> {
         let qpn = body.qpn.get();
         self.check_qp(context, qpn)?;
+        let named = body.mask.get() & qp_mask::ACCESS != 0;
+        if named && body.access.get() & access::FLUSH != 0 && self.features & feature::FLUSH == 0 {
+            return Err(Status::Invalid);
+        }
         let qp = self.qps.get_mut(qpn).ok_or(Status::NotFound)?;
         let old = qp.modify(body, &self.limits, &self.gids, &mut self.events)?;
         Ok((old, qp.state))

@@ -256,8 +256,8 @@ impl QpAttributes {
         take(qp_mask::EN_SQD_ASYNC, body.en_sqd_async <= 1, &mut |a| {
             a.en_sqd_async = body.en_sqd_async == 1
         });
-        let rights = body.access.get();
-        take(qp_mask::ACCESS, rights & !access::ALL == 0, &mut |a| {
+        let (rights, known) = (body.access.get(), access::ALL | access::FLUSH);
+        take(qp_mask::ACCESS, rights & !known == 0, &mut |a| {
             a.access = rights;
         });
         take(qp_mask::PKEY_INDEX, body.pkey_index.get() == 0, &mut |a| {

@@ -41,6 +41,10 @@ pub mod feature {
     pub const XRC: u64 = 1 << 9;
     /// Regions over all DMA addresses.
     pub const DMA_MR: u64 = 1 << 10;
+    /// ATOMIC_WRITE.
+    pub const ATOMIC_WRITE: u64 = 1 << 11;
+    /// FLUSH, and the rights for it.
+    pub const FLUSH: u64 = 1 << 12;
 }
 
 /// Device configuration (section 2).

@@ -137,7 +137,13 @@ pub mod access {
     pub const MW_BIND: u32 = 16;
     /// Addresses in a memory window begin at 0; of BIND_MW only.
     pub const ZERO_BASED: u32 = 32;
-    /// All that a region may have.
+    /// The peer may flush to where all of the guest sees it; with feature FLUSH.
+    pub const FLUSH_GLOBAL: u32 = 256;
+    /// The peer may flush to where it outlives the power; of QPs with feature FLUSH, never of a region.
+    pub const FLUSH_PERSISTENT: u32 = 512;
+    /// Both.
+    pub const FLUSH: u32 = FLUSH_GLOBAL | FLUSH_PERSISTENT;
+    /// All that a region may have without features.
     pub const ALL: u32 = LOCAL_WRITE | REMOTE_WRITE | REMOTE_READ | REMOTE_ATOMIC | MW_BIND;
 }
 

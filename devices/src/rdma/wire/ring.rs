@@ -76,8 +76,24 @@ pub mod send_opcode {
     pub const BIND_MW: u8 = 8;
     /// SEND that invalidates a remote key.
     pub const SEND_INV: u8 = 9;
+    /// Flush of what was placed at the peer.
+    pub const FLUSH: u8 = 14;
+    /// Write of a word, at once.
+    pub const ATOMIC_WRITE: u8 = 15;
     /// Fast registration.
     pub const REG_MR: u8 = 32;
+}
+
+/// Parts of a FLUSH's `swap` (section 5.2).
+pub mod flush {
+    /// Placement: all of the guest sees it.
+    pub const GLOBAL: u64 = 1;
+    /// Placement: it outlives the power.
+    pub const PERSISTENT: u64 = 2;
+    /// Selectivity: the range. With [`REGION`], the region that the key names.
+    pub const RANGE: u64 = 0;
+    /// See [`RANGE`].
+    pub const REGION: u64 = 1 << 8;
 }
 
 /// Flags of send WQEs (section 5).
@@ -114,9 +130,9 @@ pub struct SendWqeHeader {
     pub rkey: Le32,
     /// Remote address. From here on a datagram has its [`DatagramAddress`].
     pub remote_addr: Le64,
-    /// Atomics: compare or add operand.
+    /// Atomics: compare or add operand; ATOMIC_WRITE: the value; FLUSH: bytes of the range.
     pub compare_add: Le64,
-    /// Atomics: swap operand.
+    /// Atomics: swap operand; FLUSH: [`flush`].
     pub swap: Le64,
     /// REG_MR: le32 entries of the list and u8 page_shift. XRC: le32 SRQ. Else zero.
     pub extra: [u8; 16],
@@ -256,6 +272,10 @@ pub mod cqe_opcode {
     pub const LOCAL_INV: u8 = 6;
     /// Fast registration.
     pub const REG_MR: u8 = 7;
+    /// A flush.
+    pub const FLUSH: u8 = 8;
+    /// An atomic write.
+    pub const ATOMIC_WRITE: u8 = 9;
     /// A receive.
     pub const RECV: u8 = 128;
     /// A receive consumed by a WRITE with immediate.

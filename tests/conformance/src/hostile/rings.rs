@@ -243,7 +243,9 @@ impl Attacker {
             opcode: if source.one_in(8) {
                 source.word() as u8
             } else {
-                source.pick(&[0, 1, 2, 3, 4, 5, 6, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 32])
+                source.pick(&[
+                    0, 1, 2, 3, 4, 5, 6, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 14, 15, 32,
+                ])
             },
             flags: if source.one_in(8) {
                 source.word() as u8

@@ -219,7 +219,7 @@ fn attribute_values_out_of_range_are_invalid() {
     );
     check(
         QpAttributes {
-            access: 0x100,
+            access: 0x400,
             ..init
         },
         "an access bit that there is not",
