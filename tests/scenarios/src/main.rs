@@ -26,6 +26,7 @@ mod netdev;
 mod nfs;
 mod nvme;
 mod objects;
+mod operations;
 mod shared;
 mod sweep;
 mod tools;
@@ -71,6 +72,7 @@ const SCENARIOS: &[Scenario] = &[
 /// Those that take long or need packages beyond the usual image's: run when named, not listed.
 const APART: &[Scenario] = &[
     ("verbs-suite", verbs_suite::verbs_suite, 1100),
+    ("operations", operations::operations, 400),
     ("perftest-send-rc", tools::perftest_send_rc, 400),
     ("perftest-send", tools::perftest_send, 600),
     (
