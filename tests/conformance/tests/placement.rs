@@ -1,7 +1,5 @@
 //! Atomic write and flush, where they were negotiated, and their refusal where they were not (section 5.2).
 
-use std::time::Duration;
-
 use conformance::layout::{
     Sge, Status, access, event, qp_type, send, state, wc, wc_opcode, wqe_flag,
 };
@@ -202,7 +200,7 @@ on_every_fabric! {
 
 #[test]
 fn an_atomic_write_is_done_once_though_its_answer_was_lost() {
-    let _watchdog = Watchdog::new("once", Duration::from_secs(60));
+    let _watchdog = Watchdog::new("once");
     let world = World::new(Kind::Pair);
     let (mut a, b) = sides(&world);
     let control = world.control();
@@ -223,7 +221,7 @@ fn an_atomic_write_is_done_once_though_its_answer_was_lost() {
 
 #[test]
 fn nothing_behind_a_fence_overtakes_a_flush() {
-    let _watchdog = Watchdog::new("fence", Duration::from_secs(60));
+    let _watchdog = Watchdog::new("fence");
     let world = World::new(Kind::Pair);
     let (mut a, mut b) = sides(&world);
     let target = flushable(&b, FLUSHABLE);
@@ -242,7 +240,7 @@ fn nothing_behind_a_fence_overtakes_a_flush() {
 
 #[test]
 fn rights_to_flush_are_those_that_memory_can_keep() {
-    let _watchdog = Watchdog::new("rights", Duration::from_secs(60));
+    let _watchdog = Watchdog::new("rights");
     let world = World::new(Kind::Loopback);
     let side = Side::new(world.a(), &SideOptions::default());
     let register = |bits| {
@@ -280,7 +278,7 @@ fn rights_to_flush_are_those_that_memory_can_keep() {
 
 #[test]
 fn without_the_features_there_is_neither() {
-    let _watchdog = Watchdog::new("not negotiated", Duration::from_secs(60));
+    let _watchdog = Watchdog::new("not negotiated");
     let options = Options {
         features: DeviceConfig::FEATURES & !(feature::ATOMIC_WRITE | feature::FLUSH),
         pages: 8192,
