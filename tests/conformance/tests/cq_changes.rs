@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use conformance::layout::{CQ_ERROR, Status, send, wc, wqe_flag};
+use conformance::layout::{CQ_ERROR, DatagramAddress, Status, qp_type, send, wc, wqe_flag};
 use conformance::node::QpOptions;
 use conformance::on_every_fabric;
 use conformance::rings::{Arm, SendWr};
@@ -111,6 +111,27 @@ on_every_fabric! {
             assert_eq!(success(world, &mut a, "in the new ring").wr_id, n);
         }
         assert_eq!(resize(&mut a, 64), Err(Status::BadState), "a CQ in error stays so");
+    }
+
+    fn what_was_posted_before_and_completes_at_once_is_unread(world: &World) {
+        let qp = QpOptions { kind: qp_type::UD, ..Default::default() };
+        let options = SideOptions { qp, cq_entries: 16, ..Default::default() };
+        let (mut a, b) = connected(world, &options, &Connection::default());
+        let to = DatagramAddress { dest_qpn: b.qp.qpn, dgid: b.node.gid, hop_limit: 64, ..Default::default() };
+        // Whether the device sleeps or is at work.
+        for polled in [0, 6] {
+            if polled == 0 {
+                world.quiet();
+            }
+            for n in 0..6 {
+                a.send(&SendWr::signaled(polled + n, send::SEND).with_inline(&[1]).to(to));
+            }
+            assert_eq!(resize(&mut a, 4), Err(Status::Invalid), "the device had not looked yet");
+            for n in 0..6 {
+                assert_eq!(success(world, &mut a, "in the old ring").wr_id, polled + n);
+            }
+        }
+        resize(&mut a, 4).expect("RESIZE_CQ");
     }
 
     fn resize_lies_are_refused(world: &World) {

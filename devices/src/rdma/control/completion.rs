@@ -1,5 +1,7 @@
 //! Completion queues.
 
+use std::time::Instant;
+
 use super::queues::{LINE, check_parts};
 use super::{Control, Outcome, handle, put_handle, whole, with_list};
 use crate::rdma::objects::cq::{CqRequest, CqRing};
@@ -40,7 +42,16 @@ impl Control<'_> {
         let entries = head.entries.get();
         let (control, ring) = (head.ctrl_offset.get(), head.ring_offset.get());
         let ring = self.cq_ring(entries, &head.buffer, pages, control, ring)?;
+        self.look_at_posts(context);
         self.objects.resize_cq(head.cqn.get(), ring)
+    }
+
+    /// Looks at the queues of a context once: what was posted before the command and completes at once has its CQE, whatever else the
+    /// device had to do meanwhile.
+    fn look_at_posts(&mut self, context: u32) {
+        let page = self.objects.contexts.page(context);
+        self.engine.doorbell(self.objects, page);
+        self.engine.round(self.objects, self.fabric, Instant::now());
     }
 
     pub(super) fn modify_cq(&mut self, context: u32, body: &[u8], _: &mut Vec<u8>) -> Outcome {

@@ -60,6 +60,15 @@ impl Contexts {
             .map(|(context, _)| self.table.index(context))
     }
 
+    /// The doorbell page of a context.
+    pub fn page(&self, context: u32) -> u32 {
+        if context == KERNEL {
+            0
+        } else {
+            self.table.index(context)
+        }
+    }
+
     /// The QPs of a doorbell page's owner; none for a page without one.
     pub fn qps_of_page(&self, page: u32) -> &[u32] {
         if page == 0 {
