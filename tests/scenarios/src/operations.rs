@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 
-use crate::connections::resources;
+use crate::tools::resources;
 use crate::verbs::roce_v2_index;
 use crate::vm::{Lab, Vm};
 
