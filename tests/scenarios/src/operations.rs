@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 
-use crate::tools::resources;
+use crate::account::Account;
 use crate::verbs::roce_v2_index;
 use crate::vm::{Lab, Vm};
 
@@ -21,7 +21,7 @@ pub fn operations(lab: &Lab) -> Result<()> {
         )?
         .ok("the program")?;
     }
-    let before = resources(&b)?;
+    let before = Account::of(&b)?;
     let mut again = 0;
     for (client, server) in [(&a, &b), (&b, &a)] {
         let mut serving = server.start(&command(server)?)?;
@@ -55,11 +55,7 @@ pub fn operations(lab: &Lab) -> Result<()> {
         again <= dropped,
         "{again} messages of UC and UD did not arrive, and the devices know of {dropped}"
     );
-    let after = resources(&b)?;
-    ensure!(
-        before == after,
-        "resources before:\n{before}\nand after:\n{after}"
-    );
+    before.is_met_again(&b)?;
     Ok(())
 }
 

@@ -3,9 +3,9 @@
 //! Both go as atomics do: one frame, one answer, in order with what is before them, done once however often they are sent. What a WRITE placed lies
 //! in memory that all of the guest sees alike before the responder comes to a FLUSH behind it, so a flush is its checks and its answer.
 
-use super::{Env, xrc};
 use super::responder::{ACCESS, INVALID, Refuse};
 use super::sge::Fault;
+use super::{Env, xrc};
 use crate::rdma::fabric::frame::{FrameHeader, operation};
 use crate::rdma::objects::{Qp, QpKind};
 use crate::rdma::wire::{

@@ -4,9 +4,9 @@
 //! of the request stands for both, if it is in the target's domain. It is looked up anew for every frame, as memory is, because it may end while
 //! messages are under way.
 
-use super::{Env, mpe};
 use super::responder::{INVALID, Refuse};
 use super::transport::Transport;
+use super::{Env, mpe};
 use crate::rdma::fabric::frame::FrameHeader;
 use crate::rdma::memory::Scope;
 use crate::rdma::objects::{Qp, QpKind};
