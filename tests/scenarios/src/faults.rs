@@ -13,7 +13,7 @@ use crate::running::Running;
 use crate::vm::{Lab, Vm};
 
 /// Seconds of a tool that is ended before: more than a busy machine needs until then.
-const LONG: u32 = 120;
+const LONG: u32 = 30;
 
 /// Starts a tool that runs for `seconds` between the VMs; gives both sides.
 pub fn long_run(
