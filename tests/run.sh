@@ -26,6 +26,7 @@ parts=(
     'bookworm     900 a Debian 12 guest: driver loads, ibv_rc_pingpong -c passes, in the lab'
     'verbs-suite 1300 the tests of rdma-core 56.1 in a Debian 13 guest, against the skips in docs/verbs.md'
     'verbs-suite-bookworm 1300 the tests of rdma-core 44 in a Debian 12 guest, likewise'
+    'operations  900 by name: every operation of RC, UC and UD between two Debian 13 guests, data checked on both sides'
     'tools       1800 by name: perftest, rdmacm-utils, the pingpongs, qperf and fio over RDMA between two Debian 13 guests, with all their options'
     'upstream    1800 by name: the patches in resources/upstream apply; perftest with ours sends inline and uses the new post API'
     'kernel-users 1400 by name: NFS over RDMA (LONGARM_NFS_MIB there and back; 64 in the lab, else 1024) and NVMe over RDMA between two guests'
@@ -64,6 +65,7 @@ part_life() { scenarios trixie killed-often; }
 part_verbs_suite() { INCLUDE=python3-pyverbs scenarios trixie verbs-suite; }
 part_kernel_users() { INCLUDE=nfs-kernel-server,e2fsprogs scenarios trixie nfs nvme; }
 part_verbs_suite_bookworm() { INCLUDE=python3-pyverbs scenarios bookworm verbs-suite; }
+part_operations() { INCLUDE=python3-pyverbs scenarios trixie operations; }
 
 smoke() { # SUITE WORDS
     "${CARGO_TARGET_DIR:-target}/release/longarm-bench" "$1" --only "$2" --seconds 0.01 --out target/bench/smoke
