@@ -20,6 +20,13 @@ use crate::rdma::stats::{PeerSnapshot, Stats};
 /// How long anything may take before a test fails.
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// Without PINGs, which a test that stood still would find among the frames that it counts.
+fn config() -> TcpConfig {
+    let mut config = TcpConfig::new().unwrap();
+    (config.timing.ping, config.timing.loss) = (PATIENCE, 2 * PATIENCE);
+    config
+}
+
 /// Listens on an address that no other test has, so that nobody takes the port when a test gives it up for a while.
 fn any_port() -> TcpConfig {
     static NEXT: AtomicU8 = AtomicU8::new(1);
@@ -27,14 +34,14 @@ fn any_port() -> TcpConfig {
     let host = [127, 128 | a, b, NEXT.fetch_add(1, Ordering::Relaxed)];
     TcpConfig {
         listen: Some(SocketAddr::from((host, 0))),
-        ..TcpConfig::new().unwrap()
+        ..config()
     }
 }
 
 fn dialling(peers: &[SocketAddr]) -> TcpConfig {
     TcpConfig {
         peers: peers.to_vec(),
-        ..TcpConfig::new().unwrap()
+        ..config()
     }
 }
 
