@@ -130,6 +130,8 @@ counters! {
         links_up,
         /// Links that were lost.
         links_lost,
+        /// Further connections that joined a link.
+        lanes_up,
         /// System calls that sent.
         tx_calls,
         /// System calls that received.

@@ -69,7 +69,9 @@ fn frames_of_every_size_cross_without_allocation() {
     config.peers = vec![left.local_address().unwrap()];
     let (mut right, mut at_right) = node(config);
     let deadline = Instant::now() + Duration::from_secs(60);
-    while at_left.peer.is_none() || at_right.peer.is_none() {
+    let all_up =
+        |fabric: &TcpFabric, at: &Target| at.peer.is_some_and(|peer| fabric.lanes(peer) > 1);
+    while !all_up(&left, &at_left) || !all_up(&right, &at_right) {
         left.poll(&mut at_left);
         right.poll(&mut at_right);
         assert!(Instant::now() < deadline);
@@ -81,11 +83,17 @@ fn frames_of_every_size_cross_without_allocation() {
         let (start, mut sent) = (at_right.frames, 0);
         while at_right.frames - start < frames {
             assert!(Instant::now() < deadline);
-            while sent < frames && left.can_send(peer) {
+            loop {
+                // Runs of the same lane, so that each sees every size.
+                let lane = (sent / sizes.len() % 2) as u8;
+                if sent == frames || !left.can_send(peer, lane) {
+                    break;
+                }
                 let size = sizes[sent % sizes.len()];
                 let header = FrameHeader {
                     kind: kind::WRITE,
                     length: size as u32,
+                    lane,
                     ..FrameHeader::default()
                 };
                 let segment = Segment {

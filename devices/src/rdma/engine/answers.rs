@@ -1,7 +1,7 @@
 //! What the receiving side of a reliable connection owes its peer: acknowledgements, the data of READs and atomics, refusals.
 
 use super::transport::{Answer, Refusal};
-use super::{Env, Owes};
+use super::{Env, Owes, lanes};
 use crate::rdma::events::EventKind;
 use crate::rdma::fabric::Fabric;
 use crate::rdma::fabric::frame::{FrameHeader, flag, kind, nak};
@@ -24,6 +24,7 @@ pub(super) fn step(qp: &mut Qp, env: &mut Env<'_>, fabric: &mut dyn Fabric) -> O
     let base = FrameHeader {
         dst_qpn: qp.attrs.dest_qpn,
         src_qpn: qp.qpn,
+        lane: lanes::of_answers(qp),
         ..FrameHeader::default()
     };
     if qp.transport.responder.ack {
@@ -42,7 +43,7 @@ pub(super) fn step(qp: &mut Qp, env: &mut Env<'_>, fabric: &mut dyn Fabric) -> O
         if bytes >= ROUND_BYTES {
             return Owes::More;
         }
-        if !fabric.can_send(peer) {
+        if !fabric.can_send(peer, base.lane) {
             return Owes::NoRoom;
         }
         let mut frame = FrameHeader {

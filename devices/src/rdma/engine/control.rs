@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use super::transport::Transport;
-use super::{Engine, Env, answers, requester, retry};
+use super::{Engine, Env, answers, lanes, requester, retry};
 use crate::rdma::fabric::frame::{FrameHeader, kind};
 use crate::rdma::fabric::{Fabric, PeerId};
 use crate::rdma::objects::{Objects, Qp, QpState};
@@ -36,7 +36,8 @@ impl Engine {
             QpState::Rts if old == QpState::Rtr => {
                 let requester = &mut qp.transport.requester;
                 let first = qp.attrs.sq_psn;
-                (requester.oldest, requester.acked, requester.sent) = (first, first, first);
+                (requester.oldest, requester.acked) = (first, first);
+                (requester.sent, requester.begun) = (first, first);
                 env.heat(qp);
             }
             QpState::Rts => {
@@ -97,6 +98,7 @@ impl Env<'_> {
         if qp.transport.peer.is_some() {
             retry::link_lost(qp, self);
             answers::link_lost(qp);
+            lanes::link_lost(qp);
         }
         qp.transport.peer = route;
         self.heat(qp);
@@ -119,6 +121,7 @@ impl Env<'_> {
             let base = FrameHeader {
                 dst_qpn: qp.transport.dest_qpn,
                 src_qpn: qp.qpn,
+                lane: lanes::of_answers(qp),
                 ..FrameHeader::default()
             };
             if qp.transport.responder.ack {

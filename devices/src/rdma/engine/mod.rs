@@ -10,6 +10,7 @@
 //! | [`uc`], [`ud`], [`unacked`] | unreliable connections, datagrams, what they share |
 //! | [`xrc`] | what an extended reliable connection has beside a reliable one |
 //! | [`grh`] | the header before a datagram's data |
+//! | [`lanes`] | which way to the peer a QP's frames take |
 //! | [`local`] | work requests that no peer hears of: registration, invalidation, windows |
 //! | [`deferred`] | receives that wait until the fabric has let go of what was invalidated |
 //! | [`mpe`] | atomic write and flush |
@@ -39,6 +40,7 @@ mod control;
 mod deferred;
 mod flush;
 mod grh;
+mod lanes;
 mod local;
 mod mpe;
 mod requester;

@@ -4,7 +4,7 @@
 //! flight, so that its error comes after all earlier completions; nothing behind it is sent.
 
 use super::transport::{Message, Requester, Standing, Wait, before};
-use super::{Env, completion, local, mpe, retry, sge, xrc};
+use super::{Env, completion, lanes, local, mpe, retry, sge, xrc};
 use crate::rdma::events::EventKind;
 use crate::rdma::fabric::frame::{FrameHeader, MAX_PAYLOAD, flag, kind};
 use crate::rdma::fabric::{Fabric, SendError};
@@ -148,7 +148,9 @@ pub(super) fn take(qp: &mut Qp, env: &mut Env<'_>) {
             qp.transport.requester.halted = true;
         }
     }
-    qp.transport.requester.messages.push_back(message);
+    let requester = &mut qp.transport.requester;
+    requester.bytes += u64::from(message.length);
+    requester.messages.push_back(message);
 }
 
 /// Checks a WQE's copy and keeps its SGEs. Returns their number and the message's length, or what it completes with.
@@ -267,14 +269,18 @@ fn transmit(qp: &mut Qp, env: &mut Env<'_>, fabric: &mut dyn Fabric) -> Result<u
     let Some(peer) = qp.transport.peer else {
         return Err(Step::Blocked);
     };
-    if !fabric.can_send(peer) {
+    let seq = requester.oldest.wrapping_add(requester.position);
+    if seq == requester.begun && !lanes::choose(&mut qp.transport.requester, qp.qpn, peer, fabric) {
+        return Err(Step::Blocked);
+    }
+    let lane = lanes::of_requests(qp);
+    if !fabric.can_send(peer, lane) {
         return Err(if fabric.is_up(peer) {
             Step::Full
         } else {
             Step::Blocked
         });
     }
-    let seq = requester.oldest.wrapping_add(requester.position);
     let mut header = FrameHeader {
         dst_qpn: qp.attrs.dest_qpn,
         src_qpn: qp.qpn,
@@ -284,6 +290,7 @@ fn transmit(qp: &mut Qp, env: &mut Env<'_>, fabric: &mut dyn Fabric) -> Result<u
         msg_len: message.length,
         offset,
         aux: message.aux,
+        lane,
         ..FrameHeader::default()
     };
     env.scratch.segments.clear();
@@ -356,6 +363,9 @@ fn transmit(qp: &mut Qp, env: &mut Env<'_>, fabric: &mut dyn Fabric) -> Result<u
         Err(SendError::Down) => return Err(Step::Blocked),
     }
     let requester = &mut qp.transport.requester;
+    if seq == requester.begun {
+        requester.begun = seq.wrapping_add(1);
+    }
     if rest > 0 {
         requester.offset = offset + header.length;
         return Ok(header.length);
@@ -436,6 +446,7 @@ pub(super) fn succeed(qp: &mut Qp, env: &mut Env<'_>, message: &Message) {
 pub(super) fn pop(requester: &mut Requester) -> Option<Message> {
     let message = requester.messages.pop_front()?;
     requester.oldest = requester.oldest.wrapping_add(1);
+    requester.bytes = requester.bytes.saturating_sub(message.length.into());
     if requester.position == 0 {
         requester.offset = 0;
     }

@@ -4,7 +4,7 @@
 //! in place. A request that is refused leaves a NAK to be sent and, unless it may come again, takes the QP to ERR.
 
 use super::transport::{Answer, Incoming, Refusal, before};
-use super::{Env, deferred, mpe, sge, xrc};
+use super::{Env, deferred, lanes, mpe, sge, xrc};
 use crate::rdma::events::EventKind;
 use crate::rdma::fabric::Placement;
 use crate::rdma::fabric::frame::{FrameHeader, flag, kind, nak, operation};
@@ -34,6 +34,11 @@ pub(super) fn place(
     into: &mut Vec<Segment>,
 ) -> Placement {
     let responder = &mut qp.transport.responder;
+    let next = header.seq == responder.expected && responder.incoming.is_none();
+    if !lanes::takes(responder, header, next) {
+        env.discarded();
+        return Placement::Discard;
+    }
     let again = responder.placing == Some((header.seq, header.offset));
     responder.placing = None;
     if skip > 0 && !again {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::requester::retire;
 use super::transport::{Requester, Standing, Wait, before};
-use super::{Env, timer};
+use super::{Env, lanes, timer};
 use crate::rdma::fabric::Fabric;
 use crate::rdma::fabric::frame::{FrameHeader, flag, kind};
 use crate::rdma::objects::Qp;
@@ -205,6 +205,7 @@ pub(super) fn ask(qp: &mut Qp, fabric: &mut dyn Fabric) {
         dst_qpn: qp.attrs.dest_qpn,
         src_qpn: qp.qpn,
         seq: requester.oldest.wrapping_sub(1),
+        lane: lanes::of_requests(qp),
         ..FrameHeader::default()
     };
     // It needs no room, so that a long message does not keep it back. Not taken: the timer asks again.

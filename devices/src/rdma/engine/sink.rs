@@ -4,7 +4,7 @@
 
 use std::time::Instant;
 
-use super::{Engine, answers, completer, responder, retry, uc, ud};
+use super::{Engine, answers, completer, lanes, responder, retry, uc, ud};
 use crate::rdma::fabric::frame::{FrameHeader, kind, nak};
 use crate::rdma::fabric::{PeerId, Placement, Sink};
 use crate::rdma::memory::Segment;
@@ -50,6 +50,7 @@ fn takes(qp: &Qp, peer: PeerId, header: &FrameHeader, class: Class) -> bool {
             QpKind::Ud | QpKind::Gsi => false,
         }
         && qp.transport.peer == Some(peer)
+        && (class == Class::Request || header.lane == lanes::of_requests(qp))
         && qp.attrs.dest_qpn == header.src_qpn
 }
 
@@ -70,6 +71,7 @@ impl Receiver<'_> {
                 dst_qpn: header.src_qpn,
                 src_qpn: header.dst_qpn,
                 rkey: nak::NO_QP,
+                lane: header.lane,
                 ..FrameHeader::default()
             };
             self.engine.lists.stray(peer, refusal);
@@ -147,6 +149,7 @@ impl Sink for Receiver<'_> {
             if let Some((qp, mut env)) = self.engine.enter(self.objects, qpn, self.now) {
                 retry::link_lost(qp, &mut env);
                 answers::link_lost(qp);
+                lanes::link_lost(qp);
             }
         }
         self.engine.lists.strays.retain(|(to, _)| *to != peer);

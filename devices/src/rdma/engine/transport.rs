@@ -114,6 +114,16 @@ pub(super) struct Requester {
     pub acked: u32,
     /// The number after the last message that was ever sent whole.
     pub sent: u32,
+    /// The number after the last message of which anything was ever sent.
+    pub begun: u32,
+    /// Bytes of `messages` together.
+    pub bytes: u64,
+    /// The lane that requests take and answers come by; None before the first.
+    pub lane: Option<u8>,
+    /// It is to change to a lane for bulk, once all that is under way is answered.
+    pub leaving: bool,
+    /// Messages begun in a row with little under way.
+    pub calm: u8,
     /// Position in `messages` of the one to send next, and how much of it is sent.
     pub position: u32,
     pub offset: u32,
@@ -251,6 +261,8 @@ pub(super) struct Responder {
     pub nak: Option<Refusal>,
     /// The requester was told to come again from `expected` on; what else comes meanwhile is dropped in silence.
     pub told: bool,
+    /// The lane that requests come by and answers take; None before the first.
+    pub lane: Option<u8>,
     /// CQEs of its receives wait (`deferred`).
     pub deferring: bool,
     /// COMM_EST was raised.

@@ -5,7 +5,7 @@
 
 use super::requester::{self, Step};
 use super::transport::{Message, Standing};
-use super::{Env, completion, local, responder, sge, unacked};
+use super::{Env, completion, lanes, local, responder, sge, unacked};
 use crate::rdma::fabric::frame::{FrameHeader, MAX_PAYLOAD, flag, kind, nak};
 use crate::rdma::fabric::{Fabric, Placement, SendError};
 use crate::rdma::memory::{LOCAL_READ, Segment};
@@ -108,7 +108,8 @@ fn transmit(qp: &mut Qp, env: &mut Env<'_>, fabric: &mut dyn Fabric, message: &M
     let Some(peer) = qp.transport.peer.filter(|peer| fabric.is_up(*peer)) else {
         return give_up(qp, env, message);
     };
-    if !fabric.can_send(peer) {
+    let lane = lanes::unreliable(&mut qp.transport.requester, qp.qpn, peer, fabric);
+    if !fabric.can_send(peer, lane) {
         return if unacked::waits(qp, env) {
             Sent::Full
         } else {
@@ -125,6 +126,7 @@ fn transmit(qp: &mut Qp, env: &mut Env<'_>, fabric: &mut dyn Fabric, message: &M
         length: (message.length - offset).min(MAX_PAYLOAD.min(fabric.max_payload(peer))),
         msg_len: message.length,
         offset,
+        lane,
         ..FrameHeader::default()
     };
     if !sends {
@@ -178,6 +180,10 @@ pub(super) fn place(
     into: &mut Vec<Segment>,
 ) -> Placement {
     let responder = &mut qp.transport.responder;
+    if !lanes::takes(responder, header, responder.placing.is_none()) {
+        env.discarded();
+        return Placement::Discard;
+    }
     let again = responder.placing == Some((header.seq, header.offset));
     responder.placing = None;
     if skip > 0 && !again {

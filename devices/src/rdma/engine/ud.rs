@@ -6,7 +6,7 @@
 use super::requester::{self, Step};
 use super::sink::Receiver;
 use super::transport::{Message, Standing};
-use super::{Env, completion, grh, sge, unacked};
+use super::{Env, completion, grh, lanes, sge, unacked};
 use crate::rdma::fabric::frame::{FrameHeader, GRH_LEN, MAX_DATAGRAM, flag, kind};
 use crate::rdma::fabric::{Fabric, PeerId};
 use crate::rdma::memory::{LOCAL_READ, Scope, access as guest};
@@ -126,7 +126,9 @@ fn send(
         let route = fabric.route(&to.dgid);
         peers.extend(route.filter(|peer| fabric.is_up(*peer)));
     }
-    let has_room = |peer: &PeerId| fabric.can_send(*peer);
+    let kind = qp.kind;
+    let lane = |fabric: &dyn Fabric, peer| lanes::of_datagrams(kind, fabric.lanes(peer));
+    let has_room = |peer: &PeerId| fabric.can_send(*peer, lane(fabric, *peer));
     let mut fate = Fate::GivenUp;
     if !peers.iter().all(has_room) && unacked::waits(qp, env) {
         fate = Fate::Full;
@@ -158,6 +160,7 @@ fn send(
         }
         let mut missed = 0;
         for peer in &peers {
+            header.lane = lane(fabric, *peer);
             match fabric.send(*peer, &header, &env.scratch.bytes, &[]) {
                 Ok(()) => fate = Fate::Sent,
                 Err(_) => missed += 1,

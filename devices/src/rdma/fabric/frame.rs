@@ -118,6 +118,8 @@ pub struct FrameHeader {
     pub offset: u32,
     /// Depends on the type.
     pub aux: u32,
+    /// The lane that the frame takes, or came by: not a field on the wire, where the connection says it (section 9).
+    pub lane: u8,
 }
 
 impl FrameHeader {
@@ -149,7 +151,7 @@ impl FrameHeader {
         out
     }
 
-    /// Reads a header. Whether its fields make sense is the caller's to check.
+    /// Reads a header that came by the first lane. Whether its fields make sense is the caller's to check.
     pub fn decode(bytes: &[u8; HEADER_LEN]) -> Self {
         let le32 = |at: usize| {
             u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
@@ -167,6 +169,7 @@ impl FrameHeader {
             msg_len: le32(36),
             offset: le32(40),
             aux: le32(44),
+            lane: 0,
         }
     }
 }
@@ -190,6 +193,7 @@ mod tests {
             msg_len: 10,
             offset: 11,
             aux: 12,
+            lane: 0,
         };
         assert_eq!(FrameHeader::decode(&header.encode()), header);
     }

@@ -95,7 +95,7 @@ impl Fabric for LoopbackFabric {
         self.local.send(header, inline, payload)
     }
 
-    fn can_send(&self, peer: PeerId) -> bool {
+    fn can_send(&self, peer: PeerId, _: u8) -> bool {
         peer == PeerId::LOCAL && self.local.can_send()
     }
 
@@ -223,7 +223,7 @@ mod tests {
         let mut fabric = LoopbackFabric::new().unwrap();
         let mut payload = vec![0; 65_536];
         let bulk = header(kind::WRITE, 65_536);
-        while fabric.can_send(PeerId::LOCAL) {
+        while fabric.can_send(PeerId::LOCAL, 0) {
             fabric
                 .send(PeerId::LOCAL, &bulk, &[], &[segment(&mut payload)])
                 .unwrap();
@@ -240,7 +240,7 @@ mod tests {
         assert!((4096..100_000).contains(&taken));
         let mut sink = TestSink::default();
         while fabric.poll(&mut sink) {}
-        assert!(fabric.can_send(PeerId::LOCAL));
+        assert!(fabric.can_send(PeerId::LOCAL, 0));
         assert_eq!(sink.events.len(), 16 + taken);
     }
 

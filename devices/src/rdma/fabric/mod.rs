@@ -86,7 +86,7 @@ pub trait Sink {
 pub trait Fabric: Send {
     /// Queues a frame. `inline` bytes are copied; `payload` is not, and is sent from where it lies by a later [`Fabric::flush`]
     /// or [`Fabric::poll`]. Their lengths add up to `header.length`, at most [`Fabric::max_payload`]. Frames to one peer arrive in
-    /// the order they were sent. Frames without payload (READ, ACK, NAK) are taken far beyond the point where those with payload are
+    /// the order they were sent if they take the same lane, `header.lane`. Frames without payload (READ, ACK, NAK) are taken far beyond the point where those with payload are
     /// refused as [`SendError::Full`], so that acknowledgements never wait for room.
     fn send(
         &mut self,
@@ -96,8 +96,14 @@ pub trait Fabric: Send {
         payload: &[Segment],
     ) -> Result<(), SendError>;
 
-    /// Whether the peer's queue has room for another frame of any size, and the link is up.
-    fn can_send(&self, peer: PeerId) -> bool;
+    /// Whether the peer's queue of that lane has room for another frame of any size, and the link is up.
+    fn can_send(&self, peer: PeerId, lane: u8) -> bool;
+
+    /// Lanes to the peer, at least 1: ways for frames that do not wait for one another. The first, 0, is for what is little and in a hurry; what
+    /// fills a lane belongs in another. Their number may grow while a link is up, and falls only with [`Sink::peer_down`].
+    fn lanes(&self, _peer: PeerId) -> u8 {
+        1
+    }
 
     /// The largest payload that a frame to the peer may carry; at least [`frame::MAX_PAYLOAD`].
     fn max_payload(&self, _peer: PeerId) -> u32 {

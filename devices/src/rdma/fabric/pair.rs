@@ -1,7 +1,7 @@
 //! Two fabrics in one process, for tests, joined by bounded queues, with faults to order: what a link over TCP does rarely and by chance
 //! happens here when a test says so.
 //!
-//! Frames never overtake one another. A payload is moved when the receiving side polls, from memory to memory.
+//! Frames of a lane never overtake one another. A payload is moved when the receiving side polls, from memory to memory.
 
 use std::collections::VecDeque;
 use std::io;
@@ -40,12 +40,36 @@ impl Side {
     }
 }
 
-/// What is on its way to one side, and that side's view of the link.
-struct End {
+/// What is on its way to one side by one lane.
+#[derive(Default)]
+struct Lane {
     queue: FrameQueue,
     mover: Mover,
     /// When each queued frame may be taken in.
     due: VecDeque<Instant>,
+}
+
+impl Lane {
+    /// Whether the first frame may be taken in; if only time keeps it, how much.
+    fn first_due(&self, now: Instant, held: &[u8]) -> Result<FrameHeader, Option<Duration>> {
+        let (Some(header), Some(due)) = (self.queue.first(), self.due.front()) else {
+            return Err(None);
+        };
+        if held.contains(&header.kind) {
+            return Err(None);
+        }
+        match due.saturating_duration_since(now) {
+            Duration::ZERO => Ok(*header),
+            wait => Err(Some(wait)),
+        }
+    }
+}
+
+/// What is on its way to one side, and that side's view of the link.
+struct End {
+    lanes: Vec<Lane>,
+    /// The lane that a poll takes from first.
+    first: usize,
     held: Vec<u8>,
     delay: Duration,
     /// Payload bytes that one poll moves.
@@ -64,11 +88,10 @@ struct End {
 }
 
 impl End {
-    fn new() -> io::Result<Self> {
+    fn new(lanes: u8) -> io::Result<Self> {
         Ok(End {
-            queue: FrameQueue::default(),
-            mover: Mover::default(),
-            due: VecDeque::new(),
+            lanes: (0..lanes).map(|_| Lane::default()).collect(),
+            first: 0,
             held: Vec::new(),
             delay: Duration::ZERO,
             pace: usize::MAX,
@@ -97,24 +120,12 @@ impl End {
             .expect("a timer descriptor takes any positive time");
     }
 
-    /// Whether the first frame may be taken in; if only time keeps it, how much.
-    fn first_due(&self, now: Instant) -> Result<FrameHeader, Option<Duration>> {
-        let (Some(header), Some(due)) = (self.queue.first(), self.due.front()) else {
-            return Err(None);
-        };
-        if self.held.contains(&header.kind) {
-            return Err(None);
-        }
-        match due.saturating_duration_since(now) {
-            Duration::ZERO => Ok(*header),
-            wait => Err(Some(wait)),
-        }
-    }
-
     fn drop_frames(&mut self) {
-        self.queue.clear();
-        self.mover.reset();
-        self.due.clear();
+        for lane in &mut self.lanes {
+            lane.queue.clear();
+            lane.mover.reset();
+            lane.due.clear();
+        }
     }
 }
 
@@ -160,7 +171,12 @@ pub struct PairControl {
 /// Two fabrics that are each other's only peer, the link between them up, and the means to disturb it. Fails when no descriptors are to
 /// be had.
 pub fn pair() -> io::Result<(PairFabric, PairFabric, PairControl)> {
-    let mut ends = [End::new()?, End::new()?];
+    pair_with(1)
+}
+
+/// As [`pair`], with so many lanes, at least 1. Each poll begins with another of them, so frames of different lanes overtake one another.
+pub fn pair_with(lanes: u8) -> io::Result<(PairFabric, PairFabric, PairControl)> {
+    let mut ends = [End::new(lanes)?, End::new(lanes)?];
     ends.iter_mut().for_each(End::wake);
     let wait_fds = [ends[0].timer.as_raw_fd(), ends[1].timer.as_raw_fd()];
     let shared = Arc::new(Mutex::new(Shared {
@@ -229,7 +245,9 @@ impl PairControl {
 
     /// Frames on their way to `to`, those held back included.
     pub fn in_flight(&self, to: Side) -> usize {
-        lock(&self.shared).ends[to.index()].due.len()
+        let shared = lock(&self.shared);
+        let lanes = shared.ends[to.index()].lanes.iter();
+        lanes.map(|lane| lane.due.len()).sum()
     }
 }
 
@@ -245,18 +263,26 @@ impl PairFabric {
         let mut shared = lock(&self.shared);
         let mut worked = false;
         let mut bytes = 0;
+        let end = &mut shared.ends[me];
+        end.first = (end.first + 1) % end.lanes.len();
+        let mut number = end.first;
         for _ in 0..FRAMES_PER_POLL {
             let end = &mut shared.ends[me];
             let budget = end.pace.min(BYTES_PER_POLL);
-            let Ok(header) = end.first_due(now) else {
-                break;
+            let lane = &mut end.lanes[number];
+            let Ok(header) = lane.first_due(now, &end.held) else {
+                number = (number + 1) % end.lanes.len();
+                if number == end.first {
+                    break;
+                }
+                continue;
             };
             if bytes >= budget {
                 break;
             }
             worked = true;
             end.last_heard = Some(now);
-            let left = header.length as usize - end.mover.done();
+            let left = header.length as usize - lane.mover.done();
             let mut limit = left;
             if end.pace != usize::MAX {
                 limit = limit.min(budget - bytes);
@@ -264,8 +290,8 @@ impl PairFabric {
             if let Some(life) = end.sender_dies_after {
                 limit = limit.min(life);
             }
-            if end.mover.step(&mut end.queue, OTHER, sink, limit) {
-                end.due.pop_front();
+            if lane.mover.step(&mut lane.queue, OTHER, sink, limit) {
+                lane.due.pop_front();
             }
             bytes += limit;
             if let Some(life) = &mut end.sender_dies_after {
@@ -308,19 +334,24 @@ impl PairFabric {
         let me = self.me();
         let mut shared = lock(&self.shared);
         let end = &mut shared.ends[me];
-        match end.first_due(Instant::now()) {
-            Ok(_) => end.wake(),
-            Err(Some(wait)) => {
+        let now = Instant::now();
+        let waits = end.lanes.iter().map(|lane| {
+            let due = lane.first_due(now, &end.held);
+            due.map_or_else(|wait| wait, |_| Some(Duration::ZERO))
+        });
+        match waits.flatten().min() {
+            Some(Duration::ZERO) => end.wake(),
+            Some(wait) => {
                 end.signalled = false;
                 end.arm(wait);
             }
-            Err(None) if end.signalled => {
+            None if end.signalled => {
                 end.signalled = false;
                 end.timer
                     .clear()
                     .expect("a timer descriptor can be cleared");
             }
-            Err(None) => (),
+            None => (),
         }
     }
 }
@@ -341,18 +372,27 @@ impl Fabric for PairFabric {
             return Err(SendError::Down);
         }
         let end = &mut shared.ends[1 - self.side.index()];
-        end.queue.push(header, inline, payload)?;
-        end.due.push_back(Instant::now() + end.delay);
+        let lane = &mut end.lanes[usize::from(header.lane)];
+        lane.queue.push(header, inline, payload)?;
+        lane.due.push_back(Instant::now() + end.delay);
         end.wake();
         Ok(())
     }
 
-    fn can_send(&self, peer: PeerId) -> bool {
+    fn lanes(&self, peer: PeerId) -> u8 {
+        match peer {
+            PeerId::LOCAL => 1,
+            _ => lock(&self.shared).ends[self.me()].lanes.len() as u8,
+        }
+    }
+
+    fn can_send(&self, peer: PeerId, lane: u8) -> bool {
         if peer == PeerId::LOCAL {
             return self.local.can_send();
         }
         let shared = lock(&self.shared);
-        peer == OTHER && shared.up && shared.ends[1 - self.me()].queue.has_room()
+        let lanes = &shared.ends[1 - self.me()].lanes;
+        peer == OTHER && shared.up && lanes[usize::from(lane)].queue.has_room()
     }
 
     fn is_up(&self, peer: PeerId) -> bool {
@@ -386,8 +426,12 @@ impl Fabric for PairFabric {
         self.local.forget_memory();
         let mut shared = lock(&self.shared);
         let me = self.me();
-        shared.ends[me].mover.forget_memory();
-        shared.ends[1 - me].queue.forget_memory();
+        for lane in &mut shared.ends[me].lanes {
+            lane.mover.forget_memory();
+        }
+        for lane in &mut shared.ends[1 - me].lanes {
+            lane.queue.forget_memory();
+        }
     }
 
     fn announce(&mut self, gids: &[Gid]) {
@@ -527,7 +571,7 @@ mod tests {
             .send(OTHER, &frame(kind::SEND, 1, 2), &[1, 2], &[])
             .unwrap();
         ends.control.cut();
-        assert!(!ends.left.is_up(OTHER) && !ends.left.can_send(OTHER));
+        assert!(!ends.left.is_up(OTHER) && !ends.left.can_send(OTHER, 0));
         assert_eq!(
             ends.left.send(OTHER, &frame(kind::SEND, 1, 0), &[], &[]),
             Err(SendError::Down)

@@ -39,8 +39,8 @@ pub(crate) struct TestSink {
     pub(crate) placed: usize,
     /// The `skip` of each call that had one.
     pub(crate) skips: Vec<u32>,
-    /// The payload under way from each peer.
-    pub(crate) buffers: BTreeMap<PeerId, Vec<u8>>,
+    /// The payload under way from each peer, by each lane.
+    pub(crate) buffers: BTreeMap<(PeerId, u8), Vec<u8>>,
 }
 
 impl TestSink {
@@ -86,7 +86,7 @@ impl Sink for TestSink {
         if self.discard {
             return Placement::Discard;
         }
-        let buffer = self.buffers.entry(peer).or_default();
+        let buffer = self.buffers.entry((peer, header.lane)).or_default();
         if skip == 0 {
             *buffer = vec![0; header.length as usize];
         }
@@ -103,7 +103,10 @@ impl Sink for TestSink {
     }
 
     fn frame(&mut self, peer: PeerId, header: &FrameHeader, placement: Placement, data: &[u8]) {
-        let placed = self.buffers.remove(&peer).unwrap_or_default();
+        let placed = self
+            .buffers
+            .remove(&(peer, header.lane))
+            .unwrap_or_default();
         let payload = if data.is_empty() && placement == Placement::Into {
             placed
         } else {
@@ -122,7 +125,7 @@ impl Sink for TestSink {
     }
 
     fn peer_down(&mut self, peer: PeerId) {
-        self.buffers.remove(&peer);
+        self.buffers.retain(|(from, _), _| *from != peer);
         self.events.push(Event::Down(peer));
     }
 

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 
 use devices::rdma::fabric::frame::{FrameHeader, flag, kind};
 
-use super::scripted::{Incoming, PEER_GID, PEERS, Script, Scripted};
+use super::scripted::{Incoming, LANES, PEER_GID, PEERS, Script, Scripted};
 use super::victim::{Victim, canaries};
 use crate::layout::{
     MULTICAST_QPN, QpAttributes, access, cqe_flag, mask, qp_type, send, state, wc, wqe_flag,
@@ -301,6 +301,10 @@ impl Target {
             aux: match KINDS[n] {
                 qp_type::XRC_TGT => self.srq(source) << 8 | source.below(3) as u32,
                 _ => source.below(33) as u32,
+            },
+            lane: match source.one_in(8) {
+                true => source.below(LANES as u64) as u8,
+                false => 0,
             },
         };
         let mut payload = vec![0; length as usize];

@@ -167,6 +167,7 @@ impl Port {
             msg_len: length as u32,
             offset: 0,
             aux: source.below(3) as u32,
+            lane: 0,
         };
         let mut bytes = header.encode().to_vec();
         if source.one_in(60) {

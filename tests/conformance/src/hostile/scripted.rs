@@ -14,6 +14,8 @@ use crate::memory::CANARY;
 
 /// The peers of the script.
 pub(super) const PEERS: [PeerId; 2] = [PeerId(1), PeerId(2)];
+/// Lanes to each of them: a frame that has come in part may be overtaken by one of another lane.
+pub(super) const LANES: usize = 3;
 /// The GID that leads to the first of them.
 pub(super) const PEER_GID: Gid = [0xfd, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0x99];
 
@@ -52,7 +54,8 @@ struct Current {
 pub(super) struct Scripted {
     script: Arc<Mutex<Script>>,
     local: LoopbackFabric,
-    current: Option<Current>,
+    /// By lane.
+    current: [Option<Current>; LANES],
 }
 
 impl Scripted {
@@ -60,7 +63,7 @@ impl Scripted {
         Scripted {
             script,
             local: LoopbackFabric::new().expect("a fabric"),
-            current: None,
+            current: Default::default(),
         }
     }
 }
@@ -131,9 +134,16 @@ impl Fabric for Scripted {
         Ok(())
     }
 
-    fn can_send(&self, peer: PeerId) -> bool {
+    fn lanes(&self, peer: PeerId) -> u8 {
+        match peer {
+            PeerId::LOCAL => 1,
+            _ => LANES as u8,
+        }
+    }
+
+    fn can_send(&self, peer: PeerId, lane: u8) -> bool {
         if peer == PeerId::LOCAL {
-            return self.local.can_send(peer);
+            return self.local.can_send(peer, lane);
         }
         let script = self.script.lock().expect("the script");
         !script.full && !script.down
@@ -169,7 +179,7 @@ impl Fabric for Scripted {
                 Incoming::Down(peer) => {
                     script.down = true;
                     drop(script);
-                    self.current = None;
+                    self.current = Default::default();
                     sink.peer_down(peer);
                 }
                 Incoming::Routes => {
@@ -187,7 +197,8 @@ impl Fabric for Scripted {
                         sink.frame(peer, &header, Placement::Into, &payload);
                         continue;
                     }
-                    let current = self.current.get_or_insert_with(|| Current {
+                    let slot = &mut self.current[usize::from(header.lane)];
+                    let current = slot.get_or_insert_with(|| Current {
                         placement: None,
                         into: Vec::new(),
                         asked: 0,
@@ -217,7 +228,7 @@ impl Fabric for Scripted {
                     }
                     current.done += now;
                     if current.done == payload.len() {
-                        self.current = None;
+                        *slot = None;
                         sink.frame(peer, &header, placement, &[]);
                     } else {
                         let rest = Incoming::Frame {
@@ -226,11 +237,10 @@ impl Fabric for Scripted {
                             payload,
                             parts: parts - 1,
                         };
-                        self.script
-                            .lock()
-                            .expect("the script")
-                            .incoming
-                            .push_front(rest);
+                        let incoming = &mut self.script.lock().expect("the script").incoming;
+                        let overtakes = |next: &Incoming| matches!(next, Incoming::Frame { header: other, .. } if other.lane != header.lane);
+                        let behind = incoming.front().is_some_and(overtakes);
+                        incoming.insert(usize::from(behind), rest);
                         break;
                     }
                 }
@@ -241,7 +251,7 @@ impl Fabric for Scripted {
 
     fn forget_memory(&mut self) {
         self.local.forget_memory();
-        if let Some(current) = &mut self.current {
+        for current in self.current.iter_mut().flatten() {
             current.placement = None;
             current.into.clear();
         }

@@ -27,6 +27,7 @@ pub struct Script {
     pub route: Option<PeerId>,
     pub sent: VecDeque<Sent>,
     pub forgotten: u32,
+    pub lanes: u8,
 }
 
 impl Fabric for Script {
@@ -41,7 +42,7 @@ impl Fabric for Script {
             return Err(SendError::Down);
         }
         if header.length > 0 {
-            if !self.can_send(PEER) {
+            if !self.can_send(PEER, header.lane) {
                 return Err(SendError::Full);
             }
             self.room -= 1;
@@ -61,8 +62,11 @@ impl Fabric for Script {
         });
         Ok(())
     }
-    fn can_send(&self, _: PeerId) -> bool {
+    fn can_send(&self, _: PeerId, _: u8) -> bool {
         self.up && !self.full && self.room > 0
+    }
+    fn lanes(&self, _: PeerId) -> u8 {
+        self.lanes
     }
     fn is_up(&self, _: PeerId) -> bool {
         self.up
@@ -100,6 +104,7 @@ impl Node {
             route: Some(PEER),
             sent: VecDeque::new(),
             forgotten: 0,
+            lanes: 1,
         })
     }
 

@@ -6,6 +6,12 @@ use std::time::Duration;
 
 use thiserror::Error;
 
+/// Most connections to a peer.
+pub const MAX_LANES: u8 = 8;
+
+/// Connections to a peer unless told otherwise: one for what is little, one for bulk.
+const DEFAULT_LANES: u8 = 2;
+
 /// Why a fabric could not be made.
 #[derive(Debug, Error)]
 pub enum TcpError {
@@ -68,6 +74,8 @@ pub struct TcpConfig {
     pub instance: [u8; 16],
     /// Times.
     pub timing: Timing,
+    /// Connections to each peer, 1 to [`MAX_LANES`]: as many as both sides would have are made. With one, what is little waits behind what is much.
+    pub lanes: u8,
     /// Size of the sockets' send buffers in bytes; `None` leaves them to the host, which fits them to the load.
     pub send_buffer: Option<u32>,
 }
@@ -82,6 +90,7 @@ impl TcpConfig {
             peers: Vec::new(),
             instance,
             timing: Timing::default(),
+            lanes: DEFAULT_LANES,
             send_buffer: None,
         })
     }

@@ -2,6 +2,7 @@
 
 use super::TcpFabric;
 use super::link::{Link, LinkEnd};
+use super::receive::Malformed;
 use crate::rdma::fabric::ethernet::{Destination, MAX_FRAME};
 use crate::rdma::fabric::frame::{FrameHeader, kind};
 use crate::rdma::fabric::{PeerId, Sink};
@@ -23,11 +24,20 @@ impl TcpFabric {
         let payload = link.receive.control();
         match header.kind {
             kind::PING => self.push_control(slot, kind::PONG, &[]),
+            kind::GID_ADD | kind::GID_DEL if link.lane > 0 => {
+                let what = format!("GIDs on lane {}", link.lane);
+                self.end(slot, LinkEnd::Malformed(Malformed(what)));
+            }
             kind::GID_ADD | kind::GID_DEL => {
                 let (gids, _) = payload.as_chunks::<16>();
                 let mut changed = false;
                 if header.kind == kind::GID_ADD && !std::mem::replace(&mut link.gids_came, true) {
                     changed = self.routes.retain(peer, gids);
+                    // The peer has the link, so it can have lanes.
+                    if link.target.is_some() {
+                        link.lanes_due = Some(self.now);
+                        self.maintenance_due = true;
+                    }
                 }
                 for gid in gids {
                     changed |= match header.kind {
@@ -80,10 +90,7 @@ impl TcpFabric {
         if let Some(peer) = link.peer().and_then(|peer| self.peers.get(peer)) {
             peer.stats.tx_frames.add(1);
         }
-        if link.writable && !link.in_unsent {
-            link.in_unsent = true;
-            self.unsent.push(slot);
-        }
+        self.turns.add_unsent(slot, link);
     }
 
     /// Carries what the local interface sent. True if there was anything.
@@ -101,7 +108,7 @@ impl TcpFabric {
                 Destination::AllPeers => {
                     self.stats.ethernet.tx_flooded.add(1);
                     for slot in 0..self.links.len() {
-                        let link = self.links[slot].as_ref();
+                        let link = self.links[slot].as_ref().filter(|link| link.lane == 0);
                         if let Some(peer) = link.and_then(Link::peer) {
                             self.send_ethernet(peer, length);
                         }
@@ -120,7 +127,8 @@ impl TcpFabric {
         let Some(peer) = self.peers.get(peer) else {
             return;
         };
-        if let Some(slot) = peer.link
+        // Frames of the network go with the bulk: it is as much as there is room for.
+        if let Some(slot) = peer.slot(u8::from(peer.lanes > 1))
             && let Some(link) = &mut self.links[slot]
             && link.transmit.has_room_for_ethernet()
         {
@@ -132,6 +140,7 @@ impl TcpFabric {
             link.transmit
                 .push_ethernet(&header, &self.scratch[..length]);
             peer.stats.ethernet_tx.add(1);
+            link.unanswered = link.lane > 0;
             self.sent(slot);
         } else {
             peer.stats.ethernet_dropped.add(1);

@@ -9,16 +9,16 @@ use vmm_sys_util::epoll::{ControlOperation, EpollEvent, EventSet};
 
 use super::config::Timing;
 use super::hello::Hello;
-use super::link::{Link, LinkEnd, Phase};
+use super::link::{Link, LinkEnd, Phase, Whole};
 use super::peers::hexadecimal;
 use super::receive::MAX_FRAME_PAYLOAD;
-use super::{LINK, LISTENER, TcpFabric, socket};
+use super::{LINK, LISTENER, MAX_LANES, TcpFabric, socket};
 use crate::rdma::fabric::frame::kind;
 use crate::rdma::fabric::{PeerId, Sink};
 
 /// Connections taken from the listener in one poll.
 const ACCEPTS_PER_POLL: usize = 16;
-/// Links at a time.
+/// Links at a time, without their further lanes.
 const MAX_LINKS: usize = 256;
 /// Links at a time that the other side made and that have not said HELLO.
 const MAX_STRANGERS: usize = 64;
@@ -72,8 +72,10 @@ impl TcpFabric {
             };
             match listener.accept() {
                 Ok((stream, address)) => {
-                    let stranger =
-                        |link: &&Link| link.target.is_none() && link.phase == Phase::Greeting;
+                    let stranger = |link: &&Link| {
+                        let theirs = link.target.is_none() && link.whole.is_none();
+                        theirs && link.phase == Phase::Greeting
+                    };
                     let strangers = self.links.iter().flatten().filter(stranger).count();
                     if strangers >= MAX_STRANGERS {
                         log::warn!(
@@ -82,7 +84,7 @@ impl TcpFabric {
                         continue;
                     }
                     let made = socket::prepare(&stream, self.config.send_buffer)
-                        .and_then(|()| self.add_link(stream, address, Phase::Greeting, None));
+                        .and_then(|()| self.add_link(stream, address, Phase::Greeting, None, None));
                     if let Err(error) = made {
                         log::warn!("fabric: {address}: cannot be accepted: {error}");
                     }
@@ -121,20 +123,23 @@ impl TcpFabric {
         }
     }
 
-    fn add_link(
+    /// Keeps a connection; `lane` says what it will be a further lane of, and which, if we dialled it as one.
+    pub(super) fn add_link(
         &mut self,
         stream: TcpStream,
         address: SocketAddr,
         phase: Phase,
         target: Option<usize>,
+        lane: Option<(Whole, u8)>,
     ) -> io::Result<()> {
         let slot = self
             .links
             .iter()
             .position(Option::is_none)
             .unwrap_or(self.links.len());
-        if slot >= MAX_LINKS {
-            return Err(io::Error::other(format!("there are {MAX_LINKS} links")));
+        let most = MAX_LINKS * usize::from(self.lanes());
+        if slot >= most {
+            return Err(io::Error::other(format!("there are {most} connections")));
         }
         self.generation = (self.generation + 1) & 0x7fff_ffff;
         let token = LINK | u64::from(self.generation) << 32 | slot as u64;
@@ -146,7 +151,18 @@ impl TcpFabric {
             EpollEvent::new(events, token),
         )?;
         let mut link = Link::new(stream, address, phase, target, self.generation);
-        let hello = Hello::new(self.config.instance, MAX_FRAME_PAYLOAD);
+        let mut hello = Hello {
+            lanes: self.lanes(),
+            ..Hello::new(self.config.instance, MAX_FRAME_PAYLOAD)
+        };
+        if target.is_some() {
+            hello.link = link.number;
+        }
+        if let Some((whole, lane)) = lane {
+            (link.whole, link.lane) = (Some(whole), lane);
+            // A link of ours has its generation for a number.
+            (hello.link, hello.lane) = (whole.generation, lane);
+        }
         link.transmit.push_bytes(&hello.encode());
         if slot == self.links.len() {
             self.links.push(None);
@@ -156,10 +172,16 @@ impl TcpFabric {
         Ok(())
     }
 
+    /// Connections that we would have in a link.
+    fn lanes(&self) -> u8 {
+        self.config.lanes.clamp(1, MAX_LANES)
+    }
+
     fn dial(&mut self, target: usize) {
         let address = self.targets[target].address;
-        let dialled = socket::dial(address, self.config.send_buffer)
-            .and_then(|stream| self.add_link(stream, address, Phase::Connecting, Some(target)));
+        let dialled = socket::dial(address, self.config.send_buffer).and_then(|stream| {
+            self.add_link(stream, address, Phase::Connecting, Some(target), None)
+        });
         match dialled {
             Ok(()) => self.targets[target].state = Dialling::Linked,
             Err(error) => self.dialled_in_vain(target, &error.into()),
@@ -198,10 +220,7 @@ impl TcpFabric {
         match link.stream.take_error() {
             Ok(None) => {
                 link.phase = Phase::Greeting;
-                if !link.in_unsent {
-                    link.in_unsent = true;
-                    self.unsent.push(slot);
-                }
+                self.turns.add_unsent(slot, link);
             }
             Ok(Some(error)) | Err(error) => self.end(slot, error.into()),
         }
@@ -224,6 +243,9 @@ impl TcpFabric {
         }
         if hello.instance == self.config.instance {
             return self.end(slot, LinkEnd::Own);
+        }
+        if link.whole.is_some() || hello.lane > 0 {
+            return self.join(slot, &hello);
         }
         let Some((id, forgotten)) = self.peers.meet(hello.instance, &self.stats) else {
             return self.end(slot, LinkEnd::TooMany);
@@ -249,11 +271,17 @@ impl TcpFabric {
 
     /// Takes a link into use.
     fn adopt(&mut self, slot: usize, id: PeerId, hello: &Hello, sink: &mut dyn Sink) {
+        let lanes = self.lanes().min(hello.lanes);
         let (Some(link), Some(peer)) = (&mut self.links[slot], self.peers.get_mut(id)) else {
             return;
         };
         link.phase = Phase::Up(id);
         peer.link = Some(slot);
+        peer.further = vec![None; usize::from(lanes) - 1];
+        peer.lanes = 1;
+        if link.target.is_none() {
+            link.number = hello.link;
+        }
         peer.max_frame = hello.max_frame;
         peer.stats.links_up.add(1);
         peer.stats.rx_bytes.add(link.received);
@@ -287,17 +315,22 @@ impl TcpFabric {
     }
 
     /// Takes a link out of use.
-    fn lose(&mut self, slot: usize, id: PeerId, sink: &mut dyn Sink) {
+    pub(super) fn lose(&mut self, slot: usize, id: PeerId, sink: &mut dyn Sink) {
         let (Some(link), Some(peer)) = (&self.links[slot], self.peers.get_mut(id)) else {
             return;
         };
         if peer.link != Some(slot) {
             return;
         }
+        let mut heard = link.heard;
+        for lane in peer.slots().filter_map(|slot| self.links[slot].as_ref()) {
+            heard = heard.max(lane.heard);
+            peer.stats.tx_unsent.add(lane.transmit.queued() as u64);
+        }
         peer.link = None;
-        peer.heard = Some(link.heard);
+        peer.heard = Some(heard);
         peer.stats.links_lost.add(1);
-        peer.stats.tx_unsent.add(link.transmit.queued() as u64);
+        self.end_lanes(slot, id);
         self.switch.forget(id);
         sink.peer_down(id);
         // Another that announced the same GID may have it now.
@@ -314,19 +347,17 @@ impl TcpFabric {
                 continue;
             }
             if let Phase::Up(id) = link.phase {
-                self.lose(slot, id, sink);
+                self.lose_whole(slot, id, sink);
             }
-            self.ready.retain(|other| *other != slot);
-            self.hot = self.hot.filter(|hot| *hot != slot);
-            if let Some(Link { blocked: true, .. }) = &self.links[slot] {
-                self.blocked -= 1;
+            if let Some(link) = &mut self.links[slot] {
+                self.turns.forget(slot, link);
             }
-            self.unsent.retain(|other| *other != slot);
             if let Some(Link {
                 stream,
                 address,
                 phase,
                 target,
+                whole,
                 born,
                 end: Some(reason),
                 ..
@@ -339,7 +370,10 @@ impl TcpFabric {
                     EpollEvent::default(),
                 );
                 drop(stream);
-                self.ended(address, phase, target, born, &reason);
+                match whole.filter(|_| !matches!(phase, Phase::Up(_))) {
+                    Some(whole) => self.lane_missing(whole, address, &reason),
+                    None => self.ended(address, phase, target, born, &reason),
+                }
             }
         }
         self.maintenance_due = true;
@@ -356,7 +390,9 @@ impl TcpFabric {
     ) {
         let was_up = matches!(phase, Phase::Up(_));
         match reason {
-            LinkEnd::Duplicate | LinkEnd::Own => log::debug!("fabric: {address}: closed: {reason}"),
+            LinkEnd::Duplicate | LinkEnd::Own | LinkEnd::Whole => {
+                log::debug!("fabric: {address}: closed: {reason}")
+            }
             _ if was_up => log::warn!("fabric: {address}: link lost: {reason}"),
             _ if target.is_none() => log::warn!("fabric: {address}: link ends: {reason}"),
             // Told when it is dialled again.
@@ -407,6 +443,13 @@ impl TcpFabric {
                 at(until);
             }
         }
+        for slot in 0..self.links.len() {
+            match self.links[slot].as_ref().and_then(|link| link.lanes_due) {
+                Some(time) if time <= now => self.dial_lanes(slot),
+                Some(time) => at(time),
+                None => (),
+            }
+        }
         match self.accept_again {
             Some(time) if time <= now => {
                 self.accept_again = None;
@@ -440,6 +483,8 @@ impl TcpFabric {
                     let silence = now - link.heard;
                     self.end(slot, LinkEnd::Silent(silence));
                 }
+                // A further lane may be silent when nothing is to be answered: whether the peer is there the first one tells.
+                None if link.lane > 0 && !link.unanswered => (),
                 None if now < link.heard + timing.ping => at(link.heard + timing.ping),
                 _ => {
                     link.pinged = Some(now);

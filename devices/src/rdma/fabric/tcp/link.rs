@@ -40,19 +40,40 @@ pub(super) enum LinkEnd {
     Stuck,
     #[error("there is another link to the same peer")]
     Duplicate,
+    #[error("the link that it was a part of has ended")]
+    Whole,
+    #[error("a lane of no link that there is")]
+    NoLink,
     #[error("the address is our own")]
     Own,
     #[error("too many peers")]
     TooMany,
 }
 
-/// One connection.
+/// The link that a connection is a further lane of, on the side that dials.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Whole {
+    /// The slot of its first lane.
+    pub(super) slot: usize,
+    /// Of that.
+    pub(super) generation: u32,
+}
+
+/// One connection: a link, or a further lane of one.
 pub(super) struct Link {
     pub(super) stream: TcpStream,
     pub(super) address: SocketAddr,
     pub(super) phase: Phase,
     /// Which of the addresses to dial it came from; `None` if the peer dialled.
     pub(super) target: Option<usize>,
+    /// The link that we dialled it for as a further lane.
+    pub(super) whole: Option<Whole>,
+    /// Which lane of a link it is.
+    pub(super) lane: u8,
+    /// The number that who dialled gave to the link.
+    pub(super) number: u32,
+    /// When lanes that are missing are to be dialled.
+    pub(super) lanes_due: Option<Instant>,
     pub(super) transmit: Transmit,
     pub(super) receive: Receive,
     /// When it was made.
@@ -61,6 +82,8 @@ pub(super) struct Link {
     pub(super) heard: Instant,
     /// Bytes that came.
     pub(super) received: u64,
+    /// Something was sent since something came; kept for further lanes only.
+    pub(super) unanswered: bool,
     /// When the peer was asked for a sign of life, if it gave none since.
     pub(super) pinged: Option<Instant>,
     /// The peer's first GID_ADD came: it replaces what it announced on an earlier link.
@@ -97,11 +120,16 @@ impl Link {
             address,
             phase,
             target,
+            whole: None,
+            lane: 0,
+            number: generation,
+            lanes_due: None,
             transmit: Transmit::default(),
             receive: Receive::new(),
             born: now,
             heard: now,
             received: 0,
+            unanswered: false,
             pinged: None,
             gids_came: false,
             readable: false,

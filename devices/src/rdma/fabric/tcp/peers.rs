@@ -18,9 +18,31 @@ pub(super) struct Peer {
     pub(super) instance: [u8; 16],
     /// The slot of the link in use.
     pub(super) link: Option<usize>,
+    /// The slots of the link's further lanes, as many as both sides would have.
+    pub(super) further: Vec<Option<usize>>,
+    /// Lanes that frames may take: the first, or all of them.
+    pub(super) lanes: u8,
     pub(super) heard: Option<Instant>,
     pub(super) max_frame: u32,
     pub(super) stats: Arc<PeerCounters>,
+}
+
+impl Peer {
+    /// The slot of a lane of the link in use.
+    #[inline]
+    pub(super) fn slot(&self, lane: u8) -> Option<usize> {
+        match usize::from(lane) {
+            0 => self.link,
+            lane => *self.further.get(lane - 1)?,
+        }
+    }
+
+    /// The slots of all lanes of the link in use.
+    pub(super) fn slots(&self) -> impl Iterator<Item = usize> + use<'_> {
+        self.link
+            .into_iter()
+            .chain(self.further.iter().copied().flatten())
+    }
 }
 
 /// All that were met.
@@ -88,6 +110,8 @@ impl Peers {
             id,
             instance,
             link: None,
+            further: Vec::new(),
+            lanes: 1,
             heard: None,
             max_frame: 0,
             stats: Arc::default(),

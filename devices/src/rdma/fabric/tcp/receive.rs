@@ -68,6 +68,8 @@ struct Current {
 
 /// The receiving half of one link.
 pub(super) struct Receive {
+    /// The lane that frames are said to come by.
+    pub(super) lane: u8,
     greeted: bool,
     staging: Box<[u8]>,
     start: usize,
@@ -84,6 +86,7 @@ pub(super) struct Receive {
 impl Receive {
     pub(super) fn new() -> Self {
         Receive {
+            lane: 0,
             greeted: false,
             staging: vec![0; STAGING].into_boxed_slice(),
             start: 0,
@@ -115,7 +118,10 @@ impl Receive {
                 else {
                     return Ok(Input::Wanting);
                 };
-                let header = FrameHeader::decode(bytes);
+                let header = FrameHeader {
+                    lane: self.lane,
+                    ..FrameHeader::decode(bytes)
+                };
                 check(&header, bytes, self.greeted).map_err(Malformed)?;
                 self.start += HEADER_LEN;
                 if !self.hand_over(peer, &header, sink, stats) {
@@ -249,12 +255,14 @@ impl Receive {
         HEADER_LEN * (before + 1)
     }
 
-    /// Reads once. To be called when [`Receive::advance`] wants more. Gives the bytes read, and whether there was room for more.
+    /// Reads once, at most `limit` bytes, which is at least the length of a header. To be called when [`Receive::advance`] wants more. Gives the bytes
+    /// read, and whether there was room for more.
     pub(super) fn read(
         &mut self,
         stream: &TcpStream,
         vectors: &mut Vectors,
         scratch: &mut [u8],
+        limit: usize,
     ) -> io::Result<(usize, bool)> {
         vectors.clear();
         self.staging.copy_within(self.start..self.end, 0);
@@ -271,27 +279,29 @@ impl Receive {
             };
             match current.destination {
                 Destination::Memory => {
-                    for segment in self.at.rest(&self.into) {
-                        if vectors.is_full() {
+                    for mut segment in self.at.rest(&self.into) {
+                        if vectors.is_full() || placed == limit {
                             break;
                         }
+                        segment.len = segment.len.min(limit - placed);
                         vectors.push(segment);
                         placed += segment.len;
                     }
                 }
                 Destination::Buffer => {
-                    vectors.push(whole(&mut self.buffer[current.done..]));
-                    placed = wanted;
+                    placed = wanted.min(limit);
+                    vectors.push(whole(&mut self.buffer[current.done..current.done + placed]));
                 }
                 Destination::Discard | Destination::Unasked => {
-                    placed = wanted.min(scratch.len());
+                    placed = wanted.min(scratch.len()).min(limit);
                     vectors.push(whole(&mut scratch[..placed]));
                 }
             }
         }
         let mut asked = placed;
-        if placed == wanted && !vectors.is_full() {
+        if placed == wanted && placed < limit && !vectors.is_full() {
             let window = self.window().max(HEADER_LEN);
+            let window = window.min((self.end + limit - placed).max(HEADER_LEN));
             let room = &mut self.staging[self.end..window];
             asked += room.len();
             vectors.push(Segment {

@@ -24,6 +24,17 @@ const COPIED_PAYLOAD: usize = 256;
 /// Consumed bytes at the front of the arena from which on it is moved together.
 const SLACK: usize = 64 << 10;
 
+/// How a write ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Written {
+    /// Nothing is queued any more.
+    All,
+    /// The socket takes no more now.
+    Blocked,
+    /// It may take more, but as much as was allowed is written.
+    Limit,
+}
+
 enum Piece {
     /// Bytes of the arena, by their place in the stream of all bytes that were ever put there.
     Arena { start: usize, len: usize },
@@ -174,21 +185,26 @@ impl Transmit {
             .push_back((self.sent + self.queued as u64, len));
     }
 
-    /// Writes until all is written (true) or the socket takes no more (false).
+    /// Writes until all is written, the socket takes no more, or `limit` bytes are written.
     pub(super) fn write(
         &mut self,
         stream: &TcpStream,
         vectors: &mut Vectors,
+        limit: usize,
         stats: Option<&PeerCounters>,
-    ) -> io::Result<bool> {
+    ) -> io::Result<Written> {
+        let mut left = limit;
         while self.queued > 0 {
+            if left == 0 {
+                return Ok(Written::Limit);
+            }
             vectors.clear();
             let mut asked = 0;
             for piece in &self.pieces {
-                if vectors.is_full() {
+                if vectors.is_full() || asked == left {
                     break;
                 }
-                let place = match *piece {
+                let mut place = match *piece {
                     Piece::Memory(segment) => segment,
                     Piece::Arena { start, len } => Segment {
                         // The piece lies in the arena, so this is in bounds; it is only read from.
@@ -196,6 +212,7 @@ impl Transmit {
                         len,
                     },
                 };
+                place.len = place.len.min(left - asked);
                 asked += place.len;
                 vectors.push(place);
             }
@@ -211,16 +228,19 @@ impl Transmit {
                         stats.tx_bytes.add(written as u64);
                     }
                     self.consume(written);
+                    left -= written;
                     if written < asked {
-                        return Ok(false);
+                        return Ok(Written::Blocked);
                     }
                 }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    return Ok(Written::Blocked);
+                }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => (),
                 Err(error) => return Err(error),
             }
         }
-        Ok(true)
+        Ok(Written::All)
     }
 
     fn consume(&mut self, mut bytes: usize) {
@@ -337,7 +357,9 @@ mod tests {
                 memory.push(payload);
             }
             if random.index(4) == 0 {
-                transmit.write(&stream, &mut vectors, None).unwrap();
+                transmit
+                    .write(&stream, &mut vectors, usize::MAX, None)
+                    .unwrap();
             }
             if random.index(500) == 0 {
                 transmit.forget_memory();

@@ -38,7 +38,7 @@ fn frames_of_all_sizes_cross_both_ways_in_order() {
     assert_eq!(counters.rx_frames, 201);
     assert_eq!(counters.tx_frames, 201);
     let bytes: usize = expected.iter().map(|payload| payload.len() + 48).sum();
-    assert_eq!(counters.rx_bytes, bytes as u64 + 48 + 80);
+    assert_eq!(counters.rx_bytes, (bytes + 48 + FRAME_LEN) as u64);
     assert_eq!(counters.tx_bytes, counters.rx_bytes);
 }
 
@@ -188,7 +188,7 @@ fn a_queue_that_fills_says_so_and_keeps_room_for_acknowledgements() {
             Err(SendError::Down) => panic!("link lost"),
         }
     }
-    assert!(!node.fabric.can_send(peer) && node.fabric.is_up(peer));
+    assert!(!node.fabric.can_send(peer, 0) && node.fabric.is_up(peer));
     let ack = header_of(kind::ACK, 0);
     let mut acks = 0;
     while acks < 10_000 && node.fabric.send(peer, &ack, &[], &[]).is_ok() {
@@ -206,7 +206,8 @@ fn a_queue_that_fills_says_so_and_keeps_room_for_acknowledgements() {
         (stream, got)
     });
     run(&mut [&mut node], |nodes| {
-        nodes[0].fabric.can_send(peer) && nodes[0].counters().tx_bytes >= 80 + total as u64
+        nodes[0].fabric.can_send(peer, 0)
+            && nodes[0].counters().tx_bytes >= (FRAME_LEN + total) as u64
     });
     let (_stream, got) = reader.join().unwrap();
     assert_eq!(got[48 + 48..48 + 48 + 65_536], payload);
@@ -248,7 +249,7 @@ fn queued_payloads_are_copied_when_memory_is_let_go_of() {
     });
     let total: usize = sent.iter().map(|payload| payload.len() + 48).sum();
     run(&mut [&mut node], |nodes| {
-        nodes[0].counters().tx_bytes >= 80 + 48 + total as u64
+        nodes[0].counters().tx_bytes >= (FRAME_LEN + 48 + total) as u64
     });
     reader.join().unwrap();
 }
@@ -264,7 +265,7 @@ fn a_payload_that_is_being_read_is_asked_for_anew() {
     for part in [0, 10_000, 20_000] {
         stream.write_all(&payload[at..at + part]).unwrap();
         at += part;
-        let fed = 80 + 48 + at as u64;
+        let fed = (FRAME_LEN + 48 + at) as u64;
         run(&mut [&mut node], |nodes| {
             nodes[0].counters().rx_bytes >= fed
         });
@@ -275,7 +276,7 @@ fn a_payload_that_is_being_read_is_asked_for_anew() {
     node.sink.discard = true;
     stream.write_all(&payload[at..at + 5000]).unwrap();
     at += 5000;
-    let fed = 80 + 48 + at as u64;
+    let fed = (FRAME_LEN + 48 + at) as u64;
     run(&mut [&mut node], |nodes| {
         nodes[0].counters().rx_bytes >= fed
     });

@@ -220,7 +220,7 @@ fn who_says_nothing_is_asked_and_then_lost() {
     });
     got.clear();
     let _ = mute.read_to_end(&mut got);
-    assert_eq!(got.len(), 80);
+    assert_eq!(got.len(), FRAME_LEN);
 }
 
 #[test]

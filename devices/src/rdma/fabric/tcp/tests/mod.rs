@@ -1,6 +1,7 @@
 //! Fabrics over real sockets, and peers that misbehave.
 
 mod frames;
+mod lanes;
 mod links;
 mod peers;
 
@@ -10,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
-use super::hello::Hello;
+use super::hello::{FRAME_LEN, Hello};
 use super::{TcpConfig, TcpFabric};
 use crate::rdma::fabric::frame::{FrameHeader, kind};
 use crate::rdma::fabric::test_utils::{Event, TestSink, segment};
@@ -20,10 +21,12 @@ use crate::rdma::stats::{PeerSnapshot, Stats};
 /// How long anything may take before a test fails.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Without PINGs, which a test that stood still would find among the frames that it counts.
+/// Without PINGs, which a test that stood still would find among the frames that it counts. Links have a single lane, so that connections can be
+/// counted, unless a test wants more.
 fn config() -> TcpConfig {
     let mut config = TcpConfig::new().unwrap();
     (config.timing.ping, config.timing.loss) = (PATIENCE, 2 * PATIENCE);
+    config.lanes = 1;
     config
 }
 
@@ -164,12 +167,15 @@ fn linked() -> (Node, Node) {
 
 /// A peer made by hand: connected, its HELLO sent and the other's read.
 fn stranger(node: &mut Node, instance: [u8; 16]) -> TcpStream {
+    stranger_saying(node, &Hello::new(instance, 65_536).encode())
+}
+
+/// A peer made by hand that says this first.
+fn stranger_saying(node: &mut Node, hello: &[u8]) -> TcpStream {
     let mut stream = TcpStream::connect(node.address()).unwrap();
-    stream
-        .write_all(&Hello::new(instance, 65_536).encode())
-        .unwrap();
+    stream.write_all(hello).unwrap();
     run(&mut [node], |nodes| nodes[0].linked());
-    let mut hello = [0; 80];
+    let mut hello = [0; FRAME_LEN];
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
     stream.read_exact(&mut hello).unwrap();
     assert_eq!(hello[0], kind::HELLO);
