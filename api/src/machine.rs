@@ -244,6 +244,10 @@ mod tests {
             refused(|c| c.net = vec![NetConfig::parse("fabric").unwrap()]),
             refused(|c| c.net = vec![NetConfig::parse("tap=t0,mtu=100").unwrap()]),
             refused(|c| c.rdma = Some(RdmaConfig::parse("fabric=tcp").unwrap())),
+            RdmaConfig::parse("fabric=tcp,lanes=9")
+                .unwrap()
+                .validate()
+                .unwrap_err(),
             refused(|c| c.exec = Some(" ".into())),
             refused(|c| c.timeout = Some(0)),
         ];
@@ -262,7 +266,8 @@ mod tests {
         given.disks = vec![DiskConfig::parse("root.img,ro").unwrap()];
         given.net = vec![NetConfig::parse("fabric,mac=02:00:00:00:00:01,mtu=1500").unwrap()];
         given.rdma = Some(
-            RdmaConfig::parse("fabric=tcp,listen=127.0.0.1:7000,peer=[::1]:7001,qps=8").unwrap(),
+            RdmaConfig::parse("fabric=tcp,listen=127.0.0.1:7000,peer=[::1]:7001,lanes=3,qps=8")
+                .unwrap(),
         );
         given.serial = Some(SerialConfig::parse("file=log").unwrap());
         given.vsock = Some(VsockConfig::parse("auto").unwrap());
@@ -271,7 +276,7 @@ mod tests {
                 "disks": [{"path": "root.img", "readonly": true}],
                 "net": [{"backend": "fabric", "mac": "02:00:00:00:00:01", "mtu": 1500}],
                 "rdma": {"fabric": "tcp", "listen": "127.0.0.1:7000", "peers": ["[::1]:7001"],
-                         "limits": {"qps": 8}},
+                         "lanes": 3, "limits": {"qps": 8}},
                 "serial": {"file": "log"}, "vsock": "auto"}"#,
         )
         .unwrap();

@@ -10,6 +10,9 @@ use crate::{MacAddr, OptionError};
 /// Most peers of a fabric.
 pub const MAX_PEERS: usize = 256;
 
+/// Most connections to a peer.
+pub const MAX_LANES: u8 = 8;
+
 /// What carries the device's traffic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -80,6 +83,9 @@ pub struct RdmaConfig {
     /// Addresses of peers to call; they may call us instead.
     #[serde(default)]
     pub peers: Vec<SocketAddr>,
+    /// Connections to each peer; as many as the fabric thinks fit unless given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lanes: Option<u8>,
     /// Address of the network interface it is paired with; that of the first `--net` unless given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mac: Option<MacAddr>,
@@ -89,11 +95,11 @@ pub struct RdmaConfig {
 }
 
 impl RdmaConfig {
-    /// Reads the value of `--rdma`: `fabric=tcp[,listen=ADDR:PORT][,peer=ADDR:PORT]...[,mac=MAC][,LIMIT=N]...`.
+    /// Reads the value of `--rdma`: `fabric=tcp[,listen=ADDR:PORT][,peer=ADDR:PORT]...[,lanes=N][,mac=MAC][,LIMIT=N]...`.
     pub fn parse(text: &str) -> Result<Self, OptionError> {
         let items = Items::new(
             "--rdma",
-            "fabric=tcp, then [,listen=ADDR:PORT][,peer=ADDR:PORT]...[,mac=MAC], ADDR an IP address, and limits \
+            "fabric=tcp, then [,listen=ADDR:PORT][,peer=ADDR:PORT]...[,lanes=N][,mac=MAC], ADDR an IP address, and limits \
              [,contexts=N][,pds=N][,mrs=N][,cqs=N][,cqe=N][,qps=N][,send_wr=N][,recv_wr=N][,send_sge=N]\
              [,recv_sge=N][,gids=N][,msg_size=N]",
             text,
@@ -103,6 +109,7 @@ impl RdmaConfig {
             fabric: FabricKind::Tcp,
             listen: None,
             peers: Vec::new(),
+            lanes: None,
             mac: None,
             limits: RdmaLimits::default(),
         };
@@ -116,6 +123,7 @@ impl RdmaConfig {
                 }
                 "listen" => config.listen = Some(items.parse(item)?),
                 "peer" => config.peers.push(items.parse(item)?),
+                "lanes" => config.lanes = Some(items.parse(item)?),
                 "mac" => config.mac = Some(items.parse(item)?),
                 name => match limits.by_name(name) {
                     Some(limit) => *limit = Some(items.parse(item)?),
@@ -133,6 +141,15 @@ impl RdmaConfig {
                 "--rdma",
                 format!("{} peers", self.peers.len()),
                 format!("at most {MAX_PEERS}"),
+            ));
+        }
+        if let Some(lanes) = self.lanes
+            && !(1..=MAX_LANES).contains(&lanes)
+        {
+            return Err(OptionError::new(
+                "--rdma",
+                format!("lanes={lanes}"),
+                format!("1 to {MAX_LANES}"),
             ));
         }
         if let Some(peer) = self.peers.iter().find(|p| p.port() == 0) {

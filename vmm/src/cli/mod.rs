@@ -34,7 +34,7 @@ options of run:
   --disk PATH[,ro]       raw image; may be given several times
   --net tap=NAME|fabric[,mac=MAC][,mtu=N]
                          may be given several times; fabric needs --rdma, which carries it
-  --rdma fabric=tcp[,listen=ADDR:PORT][,peer=ADDR:PORT]...[,mac=MAC][,LIMIT=N]...
+  --rdma fabric=tcp[,listen=ADDR:PORT][,peer=ADDR:PORT]...[,lanes=N][,mac=MAC][,LIMIT=N]...
                          limits: contexts pds mrs cqs cqe qps send_wr recv_wr send_sge recv_sge gids msg_size
   --vsock PATH|auto      Unix socket towards the guest's vsock (auto with --exec or --control)
   --serial stdio|file=PATH|off

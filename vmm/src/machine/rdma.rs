@@ -23,6 +23,8 @@ pub struct Rdma {
     pub snapshot: Snapshot,
 }
 
+const _: () = assert!(api::MAX_LANES == devices::rdma::fabric::tcp::MAX_LANES);
+
 /// Makes the device that `config` asks for, for a machine of `cpus` vCPUs. The fabric begins to look for its peers at once.
 pub fn create(config: &RdmaConfig, cpus: u32, want_port: bool) -> Result<Rdma, Error> {
     let wrong = |wrong: String| {
@@ -43,6 +45,7 @@ pub fn create(config: &RdmaConfig, cpus: u32, want_port: bool) -> Result<Rdma, E
     let mut tcp = TcpConfig::new().map_err(host)?;
     tcp.listen = config.listen;
     tcp.peers = config.peers.clone();
+    tcp.lanes = config.lanes.unwrap_or(tcp.lanes);
     let stats = Arc::<Stats>::default();
     let mut fabric = TcpFabric::new(tcp, stats.clone()).map_err(|e| wrong(e.to_string()))?;
     let port = want_port.then(|| fabric.ethernet_port());
