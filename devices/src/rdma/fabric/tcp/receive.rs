@@ -105,6 +105,11 @@ impl Receive {
         &self.buffer
     }
 
+    /// Bytes that were read and not taken in yet.
+    pub(super) fn staged(&self) -> usize {
+        self.end - self.start
+    }
+
     /// Takes in what was read, up to a frame that is not for the device or the end of it. Frames for the device are handed to the sink.
     pub(super) fn advance(
         &mut self,

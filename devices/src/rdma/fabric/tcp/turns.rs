@@ -274,11 +274,14 @@ impl TcpFabric {
     ) -> (bool, bool) {
         let (mut reads, mut bytes) = (0, 0);
         let mut control = false;
+        let mut staged = None;
         loop {
             let link = match &mut self.links[slot] {
                 Some(link) if link.end.is_none() => link,
                 _ => return (true, false),
             };
+            // What an earlier turn left is work too.
+            let staged = *staged.get_or_insert(link.receive.staged());
             let peer = link.peer().unwrap_or(PeerId::LOCAL);
             let stats = self.peers.get(peer).map(|peer| &*peer.stats);
             match link.receive.advance(peer, sink, stats) {
@@ -302,7 +305,8 @@ impl TcpFabric {
                 if bytes > 0 && link.lane == 0 && !control {
                     self.passed = Some(self.now);
                 }
-                return (bytes > 0, link.readable);
+                let came = bytes > 0 || link.receive.staged() != staged;
+                return (came, link.readable);
             }
             let result = link.receive.read(
                 &link.stream,
