@@ -17,20 +17,7 @@ fn connect(rig: &mut Rig, context: u32) -> [u32; 3] {
     gid.gid[0] = 0xfe;
     rig.must(0, opcode::ADD_GID, gid.as_bytes());
     let pd = rig.must(context, opcode::CREATE_PD, &[]);
-    let cq = CreateCqBody {
-        entries: Le32::new(16),
-        vector: Le32::new(1),
-        buffer: RingBufferBody {
-            length: Le64::new(0x1000),
-            page_shift: Le32::new(12),
-            num_pages: Le32::new(1),
-            ..RingBufferBody::default()
-        },
-        ctrl_offset: Le64::new(0x800),
-        ..CreateCqBody::default()
-    };
-    let body = [cq.as_bytes(), &CQ_PAGE.to_le_bytes()].concat();
-    let cq = rig.must(context, opcode::CREATE_CQ, &body);
+    let cq = rig.must(context, opcode::CREATE_CQ, &create_cq(1, CQ_PAGE));
     let mr = RegMrBody {
         pd: Le32::new(pd),
         access: Le32::new(access::LOCAL_WRITE | access::REMOTE_WRITE),
@@ -51,12 +38,7 @@ fn connect(rig: &mut Rig, context: u32) -> [u32; 3] {
         sq_entries: Le32::new(16),
         sq_stride: Le32::new(128),
         max_send_sge: Le32::new(4),
-        buffer: RingBufferBody {
-            length: Le64::new(0x1000),
-            page_shift: Le32::new(12),
-            num_pages: Le32::new(1),
-            ..RingBufferBody::default()
-        },
+        buffer: one_page(),
         ctrl_offset: Le64::new(0x800),
         ..CreateQpBody::default()
     };

@@ -97,6 +97,20 @@ impl Rig {
         if reply.is_empty() { 0 } else { word(&reply, 0) }
     }
 
+    /// Sends a command, and sees that it is not answered.
+    fn command_in_vain(&mut self) {
+        let header = CommandHeader {
+            opcode: Le16::new(opcode::QUERY_DEVICE),
+            length: Le32::new(24),
+            ..CommandHeader::default()
+        };
+        let control = &mut self.queues[0];
+        control.put(REQUEST, header.as_bytes());
+        control.send(&[(REQUEST, 24, R), (REPLY, 256, W)]);
+        std::thread::sleep(Duration::from_millis(30));
+        assert!(control.used().is_empty());
+    }
+
     fn command_of(&mut self, context: u32, opcode: u16, body: &[u8]) -> (Status, Vec<u8>) {
         let header = CommandHeader {
             context: Le32::new(context),
@@ -127,6 +141,28 @@ impl Rig {
         ];
         (status[header.status.get() as usize], body.to_vec())
     }
+}
+
+/// The memory of a ring that is one page.
+fn one_page() -> RingBufferBody {
+    RingBufferBody {
+        length: Le64::new(0x1000),
+        page_shift: Le32::new(12),
+        num_pages: Le32::new(1),
+        ..RingBufferBody::default()
+    }
+}
+
+/// CREATE_CQ of 16 entries in the page.
+fn create_cq(vector: u32, page: u64) -> Vec<u8> {
+    let body = CreateCqBody {
+        entries: Le32::new(16),
+        vector: Le32::new(vector),
+        buffer: one_page(),
+        ctrl_offset: Le64::new(0x800),
+        ..CreateCqBody::default()
+    };
+    [body.as_bytes(), &page.to_le_bytes()].concat()
 }
 
 fn word(bytes: &[u8], at: usize) -> u32 {
@@ -281,20 +317,7 @@ fn vectors_whose_queue_is_not_enabled_cannot_be_used() {
     activation.doorbells = rig.pages.clone();
     rig.device.activate(activation).unwrap();
     for (vector, want) in [(0, Status::Ok), (1, Status::Invalid)] {
-        let body = CreateCqBody {
-            entries: Le32::new(16),
-            vector: Le32::new(vector),
-            buffer: RingBufferBody {
-                length: Le64::new(0x1000),
-                page_shift: Le32::new(12),
-                num_pages: Le32::new(1),
-                ..RingBufferBody::default()
-            },
-            ctrl_offset: Le64::new(0x800),
-            ..CreateCqBody::default()
-        };
-        let page = 0x30_0000_u64.to_le_bytes();
-        let (status, _) = rig.command(opcode::CREATE_CQ, &[body.as_bytes(), &page].concat());
+        let (status, _) = rig.command(opcode::CREATE_CQ, &create_cq(vector, 0x30_0000));
         assert_eq!(status, want);
     }
 }
@@ -304,15 +327,7 @@ fn a_paused_thread_answers_after_it_resumes_and_a_reset_ends_a_pause() {
     let mut rig = Rig::new();
     let thread = rig.device.thread();
     thread.pause().unwrap();
-    let header = CommandHeader {
-        opcode: Le16::new(opcode::QUERY_DEVICE),
-        length: Le32::new(24),
-        ..CommandHeader::default()
-    };
-    rig.queues[0].put(REQUEST, header.as_bytes());
-    rig.queues[0].send(&[(REQUEST, 24, R), (REPLY, 256, W)]);
-    std::thread::sleep(Duration::from_millis(30));
-    assert!(rig.queues[0].used().is_empty());
+    rig.command_in_vain();
     thread.resume().unwrap();
     assert_eq!(rig.queues[0].wait_used(1).len(), 1);
     thread.pause().unwrap();
@@ -328,15 +343,7 @@ fn a_paused_thread_answers_after_it_resumes_and_a_reset_ends_a_pause() {
 fn after_a_reset_nothing_of_the_driver_is_touched() {
     let mut rig = Rig::new();
     rig.device.reset();
-    let header = CommandHeader {
-        opcode: Le16::new(opcode::QUERY_DEVICE),
-        length: Le32::new(24),
-        ..CommandHeader::default()
-    };
-    rig.queues[0].put(REQUEST, header.as_bytes());
-    rig.queues[0].send(&[(REQUEST, 24, R), (REPLY, 256, W)]);
-    std::thread::sleep(Duration::from_millis(30));
-    assert!(rig.queues[0].used().is_empty());
+    rig.command_in_vain();
     rig.device.reset();
 }
 
