@@ -34,6 +34,7 @@ use super::stats::Stats;
 use super::wire::{Cqe, kick};
 
 mod answers;
+mod atomics;
 mod completer;
 mod completion;
 mod control;

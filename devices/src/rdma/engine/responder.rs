@@ -4,11 +4,11 @@
 //! in place. A request that is refused leaves a NAK to be sent and, unless it may come again, takes the QP to ERR.
 
 use super::transport::{Answer, Incoming, Refusal, before};
-use super::{Env, deferred, lanes, mpe, sge, xrc};
+use super::{Env, atomics, deferred, lanes, sge, xrc};
 use crate::rdma::events::EventKind;
 use crate::rdma::fabric::Placement;
 use crate::rdma::fabric::frame::{FrameHeader, flag, kind, nak, operation};
-use crate::rdma::memory::{Scope, Segment, access as guest};
+use crate::rdma::memory::{Scope, Segment};
 use crate::rdma::objects::{Qp, QpKind, QpState, RingFault};
 use crate::rdma::wire::{access, cqe_status, feature, vendor_err};
 
@@ -88,7 +88,7 @@ pub(super) fn place(
 }
 
 /// Sends what a refusal calls for and, if it is final, ends the connection.
-fn refused(qp: &mut Qp, env: &mut Env<'_>, refuse: Refuse) {
+pub(super) fn refused(qp: &mut Qp, env: &mut Env<'_>, refuse: Refuse) {
     match refuse {
         Refuse::NoReceive => {
             qp.transport.responder.told = true;
@@ -153,7 +153,7 @@ pub(super) fn begin(qp: &mut Qp, env: &mut Env<'_>, header: &FrameHeader) -> Res
             if !last || answers_full(qp) {
                 return Err(INVALID);
             }
-            let needed = check_atomic(env, header)?;
+            let needed = atomics::check(env, header)?;
             if header.operation() != operation::FLUSH {
                 check_remote(qp, env, header, needed)?;
             }
@@ -191,21 +191,6 @@ fn check_invalidate(qp: &Qp, env: &Env<'_>, header: &FrameHeader) -> Result<(), 
 
 fn answers_full(qp: &Qp) -> bool {
     qp.transport.responder.answers.len() >= usize::from(qp.attrs.max_dest_rd_atomic)
-}
-
-/// Atomics are of one aligned word. Returns the right that the operation needs; what a flush needs, its payload says.
-fn check_atomic(env: &Env<'_>, header: &FrameHeader) -> Result<u32, Refuse> {
-    let (feature, needed) = match header.operation() {
-        operation::COMPARE_AND_SWAP | operation::FETCH_AND_ADD => {
-            (feature::ATOMICS, access::REMOTE_ATOMIC)
-        }
-        operation::WRITE => (feature::ATOMIC_WRITE, access::REMOTE_WRITE),
-        operation::FLUSH => (feature::FLUSH, 0),
-        _ => return Err(INVALID),
-    };
-    let aligned = header.addr.is_multiple_of(8) || header.operation() == operation::FLUSH;
-    let sound = header.msg_len == 8 && header.length == 16 && aligned && env.has(feature);
-    if sound { Ok(needed) } else { Err(INVALID) }
 }
 
 /// Checks QP and region for the whole message. A message of 0 bytes names no memory.
@@ -462,92 +447,6 @@ pub(super) fn finish(qp: &mut Qp, env: &mut Env<'_>, bytes: u32) {
         counters.0.add(1);
         counters.1.add(bytes.into());
     }
-}
-
-/// An atomic has come: checks it, carries it out and remembers its result.
-pub(super) fn atomic(qp: &mut Qp, env: &mut Env<'_>, header: &FrameHeader, data: &[u8]) {
-    if place(qp, env, header, 0, &mut Vec::new()) != Placement::Into {
-        return;
-    }
-    qp.transport.responder.placing = None;
-    let Some((operands, [])) = data.split_first_chunk::<16>() else {
-        refused(qp, env, INVALID);
-        return;
-    };
-    let (compare_add, swap) = (
-        u64::from_le_bytes([
-            operands[0],
-            operands[1],
-            operands[2],
-            operands[3],
-            operands[4],
-            operands[5],
-            operands[6],
-            operands[7],
-        ]),
-        u64::from_le_bytes([
-            operands[8],
-            operands[9],
-            operands[10],
-            operands[11],
-            operands[12],
-            operands[13],
-            operands[14],
-            operands[15],
-        ]),
-    );
-    let done = if header.operation() == operation::FLUSH {
-        mpe::flush(qp, env, header, compare_add, swap)
-    } else {
-        change_word(qp, env, header, compare_add, swap)
-    };
-    let value = match done {
-        Ok(value) => value,
-        Err(refuse) => {
-            refused(qp, env, refuse);
-            return;
-        }
-    };
-    let responder = &mut qp.transport.responder;
-    let seq = header.seq;
-    while responder.results.len() >= usize::from(qp.attrs.max_dest_rd_atomic).max(1) {
-        responder.results.pop_front();
-    }
-    responder.results.push_back((seq, value));
-    responder.answers.push_back(Answer::Atomic { seq, value });
-    finish(qp, env, 8);
-    env.owe(qp);
-}
-
-/// Carries out an atomic on a word. Returns what was there before, or 0 for a write.
-fn change_word(
-    qp: &Qp,
-    env: &mut Env<'_>,
-    header: &FrameHeader,
-    compare_add: u64,
-    swap: u64,
-) -> Result<u64, Refuse> {
-    let needed = match header.operation() {
-        operation::WRITE => access::REMOTE_WRITE,
-        _ => access::REMOTE_ATOMIC,
-    };
-    let scope = xrc::scope(qp, env, header)?;
-    let found = &mut env.scratch.segments;
-    found.clear();
-    let resolved = env
-        .memory
-        .resolve(&scope, header.rkey, needed, header.addr, 8, found);
-    let old = match (resolved, found.as_slice()) {
-        (Ok(()), [word]) => match header.operation() {
-            operation::COMPARE_AND_SWAP => guest::compare_and_swap(word, compare_add, swap),
-            operation::FETCH_AND_ADD => guest::fetch_and_add(word, compare_add),
-            _ => guest::store(word, compare_add).map(|()| 0),
-        },
-        _ => None,
-    };
-    found.clear();
-    // A region may lie in memory such that an aligned address names an unaligned word.
-    old.ok_or(ACCESS)
 }
 
 /// A message that was done before: answered again, without effect.

@@ -4,7 +4,7 @@
 
 use std::time::Instant;
 
-use super::{Engine, answers, completer, lanes, responder, retry, uc, ud};
+use super::{Engine, answers, atomics, completer, lanes, responder, retry, uc, ud};
 use crate::rdma::fabric::frame::{FrameHeader, kind, nak};
 use crate::rdma::fabric::{PeerId, Placement, Sink};
 use crate::rdma::memory::Segment;
@@ -127,7 +127,7 @@ impl Sink for Receiver<'_> {
             return;
         };
         match (class, header.kind) {
-            (Class::Request, kind::ATOMIC) => responder::atomic(qp, &mut env, header, data),
+            (Class::Request, kind::ATOMIC) => atomics::answer(qp, &mut env, header, data),
             (Class::Request, _) if qp.kind == QpKind::Uc => uc::complete(qp, &mut env, header),
             (Class::Request, _) => responder::complete(qp, &mut env, header),
             (Class::Answer, kind::ACK) => completer::ack(qp, &mut env, header),
