@@ -88,7 +88,8 @@ counters! {
         rx_discarded,
         /// Messages or completions dropped where the verbs promise delivery.
         lost,
-        /// Messages of UC and datagram QPs that were not sent, or not whole: no route, no link, no room for too long.
+        /// Messages of UC and datagram QPs that were not sent, or not whole: no route, no link, no room for too long or
+        /// when the QP was destroyed.
         tx_discarded,
         /// Datagrams thrown away for their Q_Key.
         qkey_errors,

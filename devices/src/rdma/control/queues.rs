@@ -100,6 +100,7 @@ impl Control<'_> {
     pub(super) fn destroy_qp(&mut self, context: u32, body: &[u8], _: &mut Vec<u8>) -> Outcome {
         let qpn = handle(body)?;
         self.objects.check_qp(context, qpn)?;
+        self.engine.send_posted(self.objects, self.fabric, qpn);
         self.fabric.forget_memory();
         self.remove_qp(qpn);
         Ok(())

@@ -7,7 +7,8 @@
 use std::collections::VecDeque;
 use std::time::Instant;
 
-use super::{Engine, Env, Owes, answers, flush, requester, retry, uc, ud};
+use super::transport::{Requester, before};
+use super::{Engine, Env, Owes, answers, flush, requester, retry, uc, ud, unacked};
 use crate::rdma::fabric::{Fabric, SendError};
 use crate::rdma::objects::{Objects, Qp, QpKind, QpState, kick_fence};
 use crate::rdma::wire::kick;
@@ -26,6 +27,9 @@ const QP_MESSAGES: std::ops::RangeInclusive<usize> = 16..=64;
 /// QPs that may stay hot without work; of more than that, each goes cold after some empty looks.
 const IDLE_HOT: usize = 16;
 const EMPTY_LOOKS: u16 = 64;
+
+/// Turns that a QP has at its end beside those that a ring of short messages takes: with long ones, more than any fabric has room for.
+const LAST_TURNS: u32 = 64;
 
 impl Engine {
     /// One bounded round of timers, answers and send queues. True if there was any work.
@@ -164,6 +168,38 @@ impl Engine {
             {
                 env.heat(qp);
             }
+        }
+    }
+
+    /// A QP is about to be destroyed: what was posted to it goes to the fabric, as far as the QP's state lets it and there is room now. Of an
+    /// unreliable QP, what there is no room for is counted; what is lost of a reliable one, nobody will send again.
+    pub fn send_posted(&mut self, objects: &mut Objects, fabric: &mut dyn Fabric, qpn: u32) {
+        let Some((qp, mut env)) = self.enter(objects, qpn, Instant::now()) else {
+            return;
+        };
+        // A ring with a wrong index names nothing that could be sent.
+        let Ok(posted) = qp.sq.pending(qp.transport.requester.taken) else {
+            return;
+        };
+        // A process that goes on posting is not followed.
+        let left = |qp: &Qp| {
+            let Requester {
+                messages, taken, ..
+            } = &qp.transport.requester;
+            let behind = posted.wrapping_sub(*taken);
+            messages.len() as u64 + u64::from(if before(*taken, posted) { behind } else { 0 })
+        };
+        let turns = LAST_TURNS + qp.sq.entries() / unacked::ROUND_MESSAGES;
+        for _ in 0..turns {
+            if !matches!(qp.state, QpState::Rts | QpState::Sqd)
+                || left(qp) == 0
+                || send(qp, &mut env, fabric, *QP_MESSAGES.end()) != Step::Worked
+            {
+                break;
+            }
+        }
+        if qp.state == QpState::Rts && !qp.kind.is_reliable() {
+            env.stats.device.tx_discarded.add(left(qp));
         }
     }
 
@@ -452,6 +488,50 @@ mod tests {
         assert_eq!(node.sent_kinds(), [(kind::ACK, RQ_PSN + 1)]);
         assert_eq!(node.engine.next_timer(), None);
         assert!(node.engine.lists.hot.is_empty() && node.engine.lists.owing.is_empty());
+    }
+
+    #[test]
+    fn what_a_qp_sends_at_its_end_is_bounded_and_the_rest_is_counted() {
+        let mut node = Node::new();
+        let mut queue = node.queue_with(1024);
+        node.qp_mut(&queue).kind = QpKind::Uc;
+        node.connect(&queue, PEER_QPN, |_| {});
+        let post = write(&node, 1, DATA_LEN as u32);
+        for _ in 0..500 {
+            node.fill_send(&mut queue, &post);
+        }
+        node.set_sq_producer(&queue, 500);
+        // The fabric takes whatever it is given.
+        let (objects, fabric) = (&mut node.objects, &mut node.fabric);
+        node.engine.send_posted(objects, fabric, queue.qpn);
+        let whole = |s: &&Sent| s.header.flags & crate::rdma::fabric::frame::flag::LAST != 0;
+        let sent = node.fabric.sent.iter().filter(whole).count() as u64;
+        assert!((4..40).contains(&sent), "{sent} of 500 MiB");
+        assert_eq!(node.objects.stats.device.tx_messages.get(), sent);
+        let unsent = node.objects.stats.device.tx_discarded.get();
+        assert_eq!(unsent, 500 - sent);
+    }
+
+    #[test]
+    fn at_its_end_a_qp_sends_nothing_of_a_ring_with_a_wrong_index_or_in_a_state_that_sends_nothing()
+    {
+        for state in [QpState::Rtr, QpState::Sqd, QpState::Err] {
+            let mut node = Node::new();
+            let mut queue = node.connected();
+            node.qp_mut(&queue).state = state;
+            let post = write(&node, 1, 8);
+            node.send(&mut queue, post);
+            let (objects, fabric) = (&mut node.objects, &mut node.fabric);
+            node.engine.send_posted(objects, fabric, queue.qpn);
+            assert!(node.fabric.sent.is_empty(), "{state:?}");
+        }
+        let mut node = Node::new();
+        let queue = node.connected();
+        node.set_sq_producer(&queue, 9999);
+        let (objects, fabric) = (&mut node.objects, &mut node.fabric);
+        node.engine.send_posted(objects, fabric, queue.qpn);
+        assert!(node.fabric.sent.is_empty());
+        assert_eq!(node.objects.stats.device.tx_discarded.get(), 0);
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! UC and datagram QPs (UD, GSI), and multicast: what they carry, what they refuse, and what is lost without harm.
 
+mod destroy;
 mod multicast;
 mod shared;
 mod uc;
