@@ -604,6 +604,7 @@ pub struct Cqe {
 
 impl Cqe {
     /// Reads the 64 bytes.
+    #[inline]
     pub fn decode(bytes: &[u8; 64]) -> Cqe {
         Cqe {
             wr_id: le64(bytes, 0),
@@ -640,6 +641,7 @@ pub struct Sge {
 
 impl Sge {
     /// The 16 bytes.
+    #[inline]
     pub fn encode(&self) -> [u8; 16] {
         let mut out = [0; 16];
         out[0..8].copy_from_slice(&self.addr.to_le_bytes());
@@ -690,6 +692,7 @@ pub const MULTICAST_QPN: u32 = 0xff_ffff;
 
 impl SendHeader {
     /// The 64 bytes.
+    #[inline]
     pub fn encode(&self) -> [u8; 64] {
         let mut out = [0; 64];
         out[0..8].copy_from_slice(&self.wr_id.to_le_bytes());

@@ -142,7 +142,8 @@ struct Env<'a> {
 }
 
 impl Engine {
-    /// A QP and what its state machines may touch.
+    /// A QP and what its state machines may touch. Inlined, since otherwise this would be written and read back once for each frame.
+    #[inline(always)]
     fn enter<'a>(
         &'a mut self,
         objects: &'a mut Objects,

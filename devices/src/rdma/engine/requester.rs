@@ -256,7 +256,7 @@ fn skip_answered(requester: &mut Requester) -> bool {
 /// Sends the next frame of the message at `position`. Returns its payload's length, or why it must wait.
 fn transmit(qp: &mut Qp, env: &mut Env<'_>, fabric: &mut dyn Fabric) -> Result<u32, Step> {
     let requester = &qp.transport.requester;
-    let message = requester.messages[requester.position as usize];
+    let message = &requester.messages[requester.position as usize];
     let offset = requester.offset;
     if offset == 0 {
         let reads = requester.reads;
@@ -281,13 +281,17 @@ fn transmit(qp: &mut Qp, env: &mut Env<'_>, fabric: &mut dyn Fabric) -> Result<u
             Step::Blocked
         });
     }
+    let requester = &qp.transport.requester;
+    // By reference: a copy would have to wait for what `take` has just written.
+    let message = &requester.messages[requester.position as usize];
+    let (opcode, length) = (message.opcode, message.length);
     let mut header = FrameHeader {
         dst_qpn: qp.attrs.dest_qpn,
         src_qpn: qp.qpn,
         seq,
         rkey: message.rkey,
         addr: message.remote_addr,
-        msg_len: message.length,
+        msg_len: length,
         offset,
         aux: message.aux,
         lane,
@@ -296,7 +300,7 @@ fn transmit(qp: &mut Qp, env: &mut Env<'_>, fabric: &mut dyn Fabric) -> Result<u
     env.scratch.segments.clear();
     env.scratch.bytes.clear();
     let mut rest = 0;
-    match message.opcode {
+    match opcode {
         send_opcode::READ => header.kind = kind::READ,
         send_opcode::CMP_AND_SWP
         | send_opcode::FETCH_AND_ADD
@@ -308,7 +312,7 @@ fn transmit(qp: &mut Qp, env: &mut Env<'_>, fabric: &mut dyn Fabric) -> Result<u
             }
             header.length = 16;
         }
-        opcode => {
+        _ => {
             let sends = matches!(
                 opcode,
                 send_opcode::SEND | send_opcode::SEND_IMM | send_opcode::SEND_INV
@@ -329,18 +333,17 @@ fn transmit(qp: &mut Qp, env: &mut Env<'_>, fabric: &mut dyn Fabric) -> Result<u
                 (header.rkey, header.addr) = (0, 0);
             }
             let segment = MAX_SEGMENT.min(fabric.max_payload(peer));
-            header.length = (message.length - offset).min(segment);
-            rest = message.length - offset - header.length;
+            header.length = (length - offset).min(segment);
+            rest = length - offset - header.length;
             if message.flags & send_flag::INLINE != 0 {
-                qp.sq
-                    .inline(message.index, message.length, &mut env.scratch.bytes);
+                qp.sq.inline(message.index, length, &mut env.scratch.bytes);
                 let end = offset as usize + header.length as usize;
                 env.scratch.bytes.truncate(end);
                 env.scratch.bytes.drain(..offset as usize);
             } else if let Err((status, vendor)) = sge::resolve_message(
                 env.memory,
                 qp,
-                &message,
+                message,
                 LOCAL_READ,
                 offset,
                 header.length,
@@ -372,7 +375,7 @@ fn transmit(qp: &mut Qp, env: &mut Env<'_>, fabric: &mut dyn Fabric) -> Result<u
     }
     requester.offset = 0;
     requester.position += 1;
-    if is_read(message.opcode) {
+    if is_read(opcode) {
         requester.reads += 1;
     }
     if before(requester.sent, seq.wrapping_add(1)) {
@@ -390,20 +393,22 @@ pub(super) fn retire(qp: &mut Qp, env: &mut Env<'_>) {
             None => {}
         }
         let requester = &mut qp.transport.requester;
-        let Some(message) = requester.messages.front().copied() else {
+        let Some(oldest) = requester.messages.front() else {
             break;
         };
-        let failure = match message.standing {
+        let failure = match oldest.standing {
             Standing::Failed { status, vendor } => Some((status, vendor)),
             Standing::Done => None,
             Standing::Pending
-                if !is_read(message.opcode) && before(requester.oldest, requester.acked) =>
+                if !is_read(oldest.opcode) && before(requester.oldest, requester.acked) =>
             {
                 None
             }
             Standing::Pending => break,
         };
-        pop(requester);
+        let Some(message) = pop(requester) else {
+            break;
+        };
         match failure {
             None => {
                 count_sent(qp, env, &message);

@@ -171,7 +171,7 @@ pub(super) fn begin(qp: &mut Qp, env: &mut Env<'_>, header: &FrameHeader) -> Res
         aux: header.aux,
         offset: 0,
     });
-    follows(qp, header)
+    fits(header)
 }
 
 /// Checks a key that the message invalidates, before a receive is taken for it.
@@ -281,13 +281,6 @@ pub(super) fn follows(qp: &Qp, header: &FrameHeader) -> Result<(), Refuse> {
     let Some(incoming) = &qp.transport.responder.incoming else {
         return Err(INVALID);
     };
-    if matches!(header.kind, kind::READ | kind::ATOMIC) {
-        return if header.offset == 0 {
-            Ok(())
-        } else {
-            Err(INVALID)
-        };
-    }
     let expected = Incoming {
         kind: header.kind,
         flags: header.flags & !flag::LAST,
@@ -298,12 +291,27 @@ pub(super) fn follows(qp: &Qp, header: &FrameHeader) -> Result<(), Refuse> {
         aux: header.aux,
         offset: header.offset,
     };
+    if *incoming == expected {
+        fits(header)
+    } else {
+        Err(INVALID)
+    }
+}
+
+/// Checks that a frame lies inside of its message, and is the last of it or is not as it says.
+fn fits(header: &FrameHeader) -> Result<(), Refuse> {
+    if matches!(header.kind, kind::READ | kind::ATOMIC) {
+        return if header.offset == 0 {
+            Ok(())
+        } else {
+            Err(INVALID)
+        };
+    }
     let end = u64::from(header.offset) + u64::from(header.length);
     let total = u64::from(header.msg_len);
     let last = header.flags & flag::LAST != 0;
-    let sound = *incoming == expected && end <= total && last == (end == total);
     // A frame without payload would be work without an end.
-    if sound && (header.length > 0 || total == 0) {
+    if end <= total && last == (end == total) && (header.length > 0 || total == 0) {
         Ok(())
     } else {
         Err(INVALID)
@@ -392,24 +400,33 @@ pub(super) fn complete(qp: &mut Qp, env: &mut Env<'_>, header: &FrameHeader) {
             if header.flags & flag::LAST == 0 {
                 return;
             }
-            let incoming = *incoming;
-            let consumes = incoming.kind == kind::SEND || incoming.flags & flag::IMM != 0;
-            if incoming.flags & flag::INVALIDATE != 0 && !invalidate(qp, env, &incoming) {
-                return;
-            }
-            let responder = &mut qp.transport.responder;
-            if consumes
-                && let Some(receive) = responder.receive.take()
-                && !deferred::received(qp, env, &receive, &incoming)
+            if (incoming.kind == kind::SEND || incoming.flags & flag::IMM != 0) && !receive(qp, env)
             {
-                refused(qp, env, Refuse::Fatal(nak::REMOTE_OPERATION, None));
                 return;
             }
-            finish(qp, env, incoming.msg_len);
+            finish(qp, env, header.msg_len);
             qp.transport.responder.ack = true;
             env.owe(qp);
         }
     }
+}
+
+/// Completes the receive of a message that has come whole. False when the connection ends for it.
+fn receive(qp: &mut Qp, env: &mut Env<'_>) -> bool {
+    let Some(incoming) = qp.transport.responder.incoming else {
+        return true;
+    };
+    if incoming.flags & flag::INVALIDATE != 0 && !invalidate(qp, env, &incoming) {
+        return false;
+    }
+    let Some(receive) = qp.transport.responder.receive.take() else {
+        return true;
+    };
+    let completes = deferred::received(qp, env, &receive, &incoming);
+    if !completes {
+        refused(qp, env, Refuse::Fatal(nak::REMOTE_OPERATION, None));
+    }
+    completes
 }
 
 /// Carries out what a message that has come whole asks for. The receive's CQE waits for the fabric to let go of the memory. False when the key

@@ -29,6 +29,20 @@ pub unsafe fn read(from: *const u8, out: &mut [u8]) {
     }
 }
 
+/// Copies the `N` words at `from`, each read once. As bytes of a structure they lie as they did in memory.
+///
+/// Where the size is known and the place is aligned this is what to use: of a copy by [`read`], which has to see to any alignment, the
+/// compiler makes one of bytes.
+///
+/// # Safety
+/// `from` must be a multiple of 8 and valid for reads of `8 * N` bytes: it lies in a live registration.
+#[inline(always)]
+pub unsafe fn read_words<const N: usize>(from: *const u8) -> [u64; N] {
+    debug_assert!(from.addr().is_multiple_of(8));
+    // SAFETY: n < N, and the caller vouches for that many words and their alignment.
+    std::array::from_fn(|n| unsafe { from.cast::<u64>().add(n).read_volatile() })
+}
+
 /// Copies `data` to `to`, each byte written once.
 ///
 /// # Safety
@@ -51,6 +65,23 @@ pub unsafe fn write(to: *mut u8, data: &[u8]) {
         // SAFETY: i < data.len(), and the caller vouches for that many bytes.
         unsafe { to.add(i).write_volatile(*byte) };
     }
+}
+
+/// Writes words to `to`, each once, in order, the last with release ordering: whoever sees it sees the others too.
+///
+/// # Safety
+/// `to` must be a multiple of 8 and valid for writes of `8 * N` bytes: it lies in a live registration.
+#[inline(always)]
+pub unsafe fn write_words<const N: usize>(to: *mut u8, words: &[u64; N]) {
+    let Some((last, first)) = words.split_last() else {
+        return;
+    };
+    for (n, word) in first.iter().enumerate() {
+        // SAFETY: n < N, and the caller vouches for that many words and their alignment.
+        unsafe { to.cast::<u64>().add(n).write_volatile(*word) };
+    }
+    // SAFETY: as above; all accesses of host code to this word are atomic.
+    unsafe { store64(to.add(8 * first.len()), u64::from_le(*last)) };
 }
 
 /// Loads a le32 that the guest writes, with acquire ordering.
@@ -153,6 +184,18 @@ mod tests {
                 assert!(memory[start + len..].iter().all(|b| *b == 0xee));
             }
         }
+    }
+
+    #[test]
+    fn words_are_copied_as_they_lie() {
+        let mut memory = [0x11_u64.to_le(), u64::MAX, 0x0102_0304_0506_0708];
+        let base = memory.as_mut_ptr().cast::<u8>();
+        // SAFETY: `memory` has three words.
+        let words = unsafe { read_words::<3>(base) };
+        assert_eq!(words, memory);
+        // SAFETY: as above; two are written.
+        unsafe { write_words(base.add(8), &[7, 8]) };
+        assert_eq!(memory, [words[0], 7, 8]);
     }
 
     #[test]

@@ -4,13 +4,13 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
-use zerocopy::IntoBytes;
+use zerocopy::{Immutable, IntoBytes, transmute};
 
 use super::slab::{HandleLayout, Slab};
 use crate::rdma::events::{EventKind, EventSink, Events, Raised};
 use crate::rdma::memory::{RingMemory, access};
 use crate::rdma::stats::Stats;
-use crate::rdma::wire::{CQE_PHASE, CQE_SIZE, Cqe, Le64, cq_control, cqe_status};
+use crate::rdma::wire::{CQE_PHASE, CQE_SIZE, Cqe, Le32, Le64, cq_control, cqe_status};
 use moderation::{Held, Moderation};
 
 mod moderation;
@@ -21,8 +21,17 @@ mod resize;
 #[error("the completion queue overflowed")]
 pub struct Overflow;
 
-/// Offset of the 8 bytes that end in the phase.
-const CQE_LAST_WORD: usize = CQE_PHASE as usize - 4;
+/// A CQE as it lies in the ring.
+#[derive(IntoBytes, Immutable)]
+#[repr(C)]
+struct Slot {
+    cqe: Cqe,
+    phase: Le32,
+}
+
+/// Of them, the last is written last: it ends in the phase.
+const SLOT_WORDS: usize = CQE_SIZE as usize / 8;
+const _: () = assert!(std::mem::offset_of!(Slot, phase) == CQE_PHASE as usize);
 
 /// Nothing was written since arming was last looked at.
 const WRITTEN_NONE: u32 = 0;
@@ -305,15 +314,14 @@ impl CqRing {
     #[inline]
     fn write(&self, index: u32, cqe: &Cqe) {
         let pass = index / self.entries;
-        let phase = u64::from(pass.wrapping_add(1) & 1);
-        let last = phase << 32 | u64::from(cqe.srqn.get());
-        let at = self.slot(index);
+        let slot = Slot {
+            cqe: *cqe,
+            phase: Le32::new(pass.wrapping_add(1) & 1),
+        };
+        let words: [u64; SLOT_WORDS] = transmute!(slot);
         // SAFETY: the ring lies inside the registered memory at a multiple of 64 (checked at creation), so that a CQE is in one piece of
-        // 64 bytes, 64-aligned. The last word holds `srqn`, and above it the phase.
-        unsafe {
-            access::write(at, &cqe.as_bytes()[..CQE_LAST_WORD]);
-            access::store64(at.wrapping_add(CQE_LAST_WORD), last);
-        }
+        // 64 bytes, 64-aligned.
+        unsafe { access::write_words(self.slot(index), &words) };
     }
 }
 

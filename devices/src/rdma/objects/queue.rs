@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
-use zerocopy::{FromZeros, IntoBytes};
+use zerocopy::transmute;
 
 use crate::rdma::memory::{RingMemory, Scope, access};
 use crate::rdma::wire::{ReceiveWqeHeader, SendWqeHeader, Sge, kick, qp_control, vendor_err};
@@ -62,15 +62,23 @@ impl Ring {
         Ok(producer)
     }
 
-    /// Copies `out.len()` bytes of an element, from `from` on.
+    /// The place of `len` bytes of an element, from `from` on.
     #[inline(always)]
-    fn copy(&self, index: u32, from: usize, out: &mut [u8]) {
+    fn at(&self, index: u32, from: usize, len: usize) -> *const u8 {
         let stride = self.place.stride as usize;
-        assert!(self.place.entries > 0 && from <= stride && out.len() <= stride - from);
-        let at = self.memory.at(self.place.element(index));
-        // SAFETY: the ring lies inside the registered memory, its stride divides 4096 and its offset is a multiple of the stride (checked at
-        // creation), so that an element is in one piece; `from` and the length stay inside it, as just asserted.
-        unsafe { access::read(at.wrapping_add(from), out) };
+        assert!(self.place.entries > 0 && from <= stride && len <= stride - from);
+        // The ring lies inside the registered memory, its stride divides 4096 and its offset is a multiple of the stride (checked at
+        // creation), so that an element is in one piece.
+        let element = self.memory.at(self.place.element(index));
+        element.wrapping_add(from)
+    }
+
+    /// A copy of `N` words of an element, from `from` on, a multiple of 8.
+    #[inline(always)]
+    fn words<const N: usize>(&self, index: u32, from: usize) -> [u64; N] {
+        // SAFETY: `at` vouches for that many bytes. The ring's memory begins at a multiple of 4096 and its stride is at least 16 and a
+        // power of two (checked at creation), so a multiple of 8 from an element's begin is one.
+        unsafe { access::read_words(self.at(index, from, 8 * N)) }
     }
 }
 
@@ -109,26 +117,25 @@ impl SendQueue {
     /// A copy of the first 64 bytes of a WQE.
     #[inline]
     pub fn header(&self, index: u32) -> SendWqeHeader {
-        let mut header = SendWqeHeader::new_zeroed();
-        self.ring.copy(index, 0, header.as_mut_bytes());
-        header
+        transmute!(self.ring.words::<8>(index, 0))
     }
 
     /// A copy of an SGE. `position` must be below the QP's `max_send_sge`.
     #[inline]
     pub fn sge(&self, index: u32, position: u16) -> Sge {
-        let mut sge = Sge::new_zeroed();
         let from = size_of::<SendWqeHeader>() + usize::from(position) * size_of::<Sge>();
-        self.ring.copy(index, from, sge.as_mut_bytes());
-        sge
+        transmute!(self.ring.words::<2>(index, from))
     }
 
     /// Appends a copy of the first `length` inline bytes, at most the QP's `max_inline`, to `out`.
     pub fn inline(&self, index: u32, length: u32, out: &mut Vec<u8>) {
         let start = out.len();
         out.resize(start + length as usize, 0);
-        self.ring
-            .copy(index, size_of::<SendWqeHeader>(), &mut out[start..]);
+        let at = self
+            .ring
+            .at(index, size_of::<SendWqeHeader>(), length as usize);
+        // SAFETY: `at` vouches for that many bytes.
+        unsafe { access::read(at, &mut out[start..]) };
     }
 }
 
@@ -247,8 +254,7 @@ impl ReceiveQueue {
         }
         let index = self.taken;
         self.taken = index.wrapping_add(1);
-        let mut header = ReceiveWqeHeader::new_zeroed();
-        self.ring.copy(index, 0, header.as_mut_bytes());
+        let header: ReceiveWqeHeader = transmute!(self.ring.words::<2>(index, 0));
         let mut wqe = ReceiveWqe {
             wr_id: header.wr_id.get(),
             index,
@@ -263,10 +269,8 @@ impl ReceiveQueue {
             return Ok(Some(wqe));
         }
         for position in 0..count as usize {
-            let mut sge = Sge::new_zeroed();
             let from = size_of::<ReceiveWqeHeader>() + position * size_of::<Sge>();
-            self.ring.copy(index, from, sge.as_mut_bytes());
-            sges.push(sge);
+            sges.push(transmute!(self.ring.words::<2>(index, from)));
         }
         Ok(Some(wqe))
     }
@@ -330,6 +334,8 @@ pub fn kick_fence() {
 
 #[cfg(test)]
 mod tests {
+    use zerocopy::IntoBytes;
+
     use super::*;
     use crate::rdma::memory::RingBuffer;
     use crate::rdma::test_utils::FakeRam;

@@ -136,47 +136,32 @@ impl Receive {
             };
             let length = current.header.length as usize;
             if current.destination == Destination::Unasked {
+                let (done, wanted) = (current.done as u32, length - current.done);
                 self.into.clear();
                 self.at = Cursor::default();
-                let done = current.done as u32;
                 let answer = sink.place(peer, &current.header, done, &mut self.into);
-                current.destination = match checked(answer, &mut self.into, length - current.done) {
+                current.destination = match checked(answer, &mut self.into, wanted) {
                     Placement::Into => Destination::Memory,
                     Placement::Discard => Destination::Discard,
                 };
             }
             let staged = (self.end - self.start).min(length - current.done);
             if staged > 0 {
-                let bytes = &self.staging[self.start..self.start + staged];
+                let done = current.done;
+                current.done += staged;
                 match current.destination {
                     Destination::Buffer => {
-                        self.buffer[current.done..current.done + staged].copy_from_slice(bytes);
+                        let bytes = &self.staging[self.start..self.start + staged];
+                        self.buffer[done..done + staged].copy_from_slice(bytes);
                     }
-                    Destination::Memory => {
-                        let source = [Segment {
-                            base: bytes.as_ptr().cast_mut(),
-                            len: staged,
-                        }];
-                        // SAFETY: the source is the staging buffer; the targets were resolved by the sink and are let go of
-                        // in `forget_memory` before they end.
-                        unsafe {
-                            copy(
-                                &source,
-                                &mut Cursor::default(),
-                                &self.into,
-                                &mut self.at,
-                                staged,
-                            );
-                        }
-                        if let Some(stats) = stats {
-                            stats.rx_staged.add(staged as u64);
-                        }
-                    }
+                    Destination::Memory => self.put_in_place(staged, stats),
                     Destination::Discard | Destination::Unasked => (),
                 }
-                current.done += staged;
                 self.start += staged;
             }
+            let Some(current) = &self.current else {
+                continue;
+            };
             if current.done < length {
                 return Ok(Input::Wanting);
             }
@@ -205,7 +190,8 @@ impl Receive {
         }
     }
 
-    /// Hands a payload that comes as data to the sink from where it lies, if all of it is staged.
+    /// Hands a small frame for the device to the sink from where it lies, if all of it is staged. That is what nearly all of them are when
+    /// there are many, so nothing is remembered of it.
     fn hand_over(
         &mut self,
         peer: PeerId,
@@ -214,18 +200,59 @@ impl Receive {
         stats: Option<&PeerCounters>,
     ) -> bool {
         let length = header.length as usize;
-        if !kind::comes_as_data(header.kind) || self.end - self.start < length {
+        let as_data = kind::comes_as_data(header.kind);
+        if header.kind < kind::SEND
+            || header.length > STAGED_PAYLOAD && !as_data
+            || self.end - self.start < length
+        {
             return false;
         }
         self.run = (self.run + 1).min(SMALL_RUN);
-        let data = &self.staging[self.start..self.start + length];
-        sink.frame(peer, header, Placement::Into, data);
-        self.start += length;
         if let Some(stats) = stats {
             stats.rx_frames.add(1);
-            stats.rx_staged.add(length as u64);
         }
+        if as_data {
+            let data = &self.staging[self.start..self.start + length];
+            sink.frame(peer, header, Placement::Into, data);
+            if let Some(stats) = stats {
+                stats.rx_staged.add(length as u64);
+            }
+        } else {
+            self.into.clear();
+            self.at = Cursor::default();
+            let answer = sink.place(peer, header, 0, &mut self.into);
+            let placement = checked(answer, &mut self.into, length);
+            match placement {
+                Placement::Into if length > 0 => self.put_in_place(length, stats),
+                Placement::Into => {}
+                Placement::Discard => {
+                    if let Some(stats) = stats {
+                        stats.rx_discarded.add(u64::from(length > 0));
+                    }
+                }
+            }
+            self.into.clear();
+            sink.frame(peer, header, placement, &[]);
+        }
+        self.start += length;
         true
+    }
+
+    /// Copies the next `staged` bytes of the staging buffer to where the sink wants them.
+    fn put_in_place(&mut self, staged: usize, stats: Option<&PeerCounters>) {
+        let source = [Segment {
+            base: self.staging[self.start..self.start + staged]
+                .as_ptr()
+                .cast_mut(),
+            len: staged,
+        }];
+        let from = &mut Cursor::default();
+        // SAFETY: the source is the staging buffer; the targets were resolved by the sink and are let go of in `forget_memory` before
+        // they end.
+        unsafe { copy(&source, from, &self.into, &mut self.at, staged) };
+        if let Some(stats) = stats {
+            stats.rx_staged.add(staged as u64);
+        }
     }
 
     fn begin(&mut self, header: FrameHeader) {
