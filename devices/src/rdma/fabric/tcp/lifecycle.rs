@@ -233,6 +233,9 @@ impl TcpFabric {
         let Some(link) = &self.links[slot] else {
             return;
         };
+        if let Err(error) = socket::keep_from_pacing(&link.stream) {
+            log::debug!("fabric: {}: {error}", link.address);
+        }
         let hello = match Hello::decode(link.receive.control()) {
             Ok(hello) => hello,
             Err(reason) => return self.end(slot, LinkEnd::Hello(reason)),

@@ -130,6 +130,30 @@ pub(super) fn prepare(stream: &TcpStream, send_buffer: Option<u32>) -> io::Resul
     }
 }
 
+/// Takes a connection that does not leave this host out of the host's congestion control: there is nobody to be fair to, and one that
+/// paces (bbr) costs a timer for what it holds back. `reno` is in every kernel, and without loss does nothing but count.
+pub(super) fn keep_from_pacing(stream: &TcpStream) -> io::Result<()> {
+    const NAME: &[u8] = b"reno";
+    let (near, far) = (stream.local_addr()?.ip(), stream.peer_addr()?.ip());
+    if near != far && !far.is_loopback() {
+        return Ok(());
+    }
+    // SAFETY: the value is a name of that length, as the option wants.
+    let set = unsafe {
+        libc::setsockopt(
+            stream.as_raw_fd(),
+            libc::IPPROTO_TCP,
+            libc::TCP_CONGESTION,
+            NAME.as_ptr().cast(),
+            NAME.len() as libc::socklen_t,
+        )
+    };
+    match set {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
 fn socket_address(address: SocketAddr) -> (libc::sockaddr_storage, libc::socklen_t, libc::c_int) {
     // SAFETY: all bytes zero is a valid sockaddr_storage.
     let mut storage: libc::sockaddr_storage = unsafe { mem::zeroed() };
@@ -163,4 +187,42 @@ fn socket_address(address: SocketAddr) -> (libc::sockaddr_storage, libc::socklen
         }
     };
     (storage, length as libc::socklen_t, family)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    fn congestion_control(stream: &TcpStream) -> String {
+        let mut name = [0_u8; 16];
+        let mut length = name.len() as libc::socklen_t;
+        // SAFETY: the value has room for as many bytes as `length` says.
+        let got = unsafe {
+            libc::getsockopt(
+                stream.as_raw_fd(),
+                libc::IPPROTO_TCP,
+                libc::TCP_CONGESTION,
+                name.as_mut_ptr().cast(),
+                &raw mut length,
+            )
+        };
+        assert_eq!(got, 0);
+        let end = name.iter().position(|byte| *byte == 0).unwrap();
+        String::from_utf8(name[..end].to_vec()).unwrap()
+    }
+
+    #[test]
+    fn a_connection_on_this_host_is_not_paced() {
+        for address in ["127.0.0.1:0", "127.0.0.2:0"] {
+            let listener = TcpListener::bind(address).unwrap();
+            let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            let (far, _) = listener.accept().unwrap();
+            for stream in [near, far] {
+                keep_from_pacing(&stream).unwrap();
+                assert_eq!(congestion_control(&stream), "reno");
+            }
+        }
+    }
 }
