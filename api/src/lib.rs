@@ -24,7 +24,7 @@ pub use mac::MacAddr;
 pub use machine::{MAX_CPUS, MAX_DISKS, MAX_MEMORY, MAX_NETS, MIN_MEMORY, VmConfig};
 pub use memory::MemoryConfig;
 pub use net::{MAX_MTU, MIN_MTU, NetBackend, NetConfig};
-pub use rdma::{FabricKind, MAX_LANES, MAX_PEERS, RdmaConfig, RdmaLimits};
+pub use rdma::{FabricKind, MAX_LANES, MAX_PEERS, MAX_POLL, RdmaConfig, RdmaLimits, SEND_BUFFER};
 pub use serial::SerialConfig;
 pub use size::ByteSize;
 pub use vsock::VsockConfig;

@@ -229,6 +229,10 @@ mod tests {
         config.validate().unwrap_err()
     }
 
+    fn refused_rdma(text: &str) -> OptionError {
+        RdmaConfig::parse(text).unwrap().validate().unwrap_err()
+    }
+
     #[test]
     fn the_default_machine_is_valid() {
         VmConfig::new("vmlinuz").validate().unwrap();
@@ -244,10 +248,10 @@ mod tests {
             refused(|c| c.net = vec![NetConfig::parse("fabric").unwrap()]),
             refused(|c| c.net = vec![NetConfig::parse("tap=t0,mtu=100").unwrap()]),
             refused(|c| c.rdma = Some(RdmaConfig::parse("fabric=tcp").unwrap())),
-            RdmaConfig::parse("fabric=tcp,lanes=9")
-                .unwrap()
-                .validate()
-                .unwrap_err(),
+            refused_rdma("fabric=tcp,lanes=9"),
+            refused_rdma("fabric=tcp,poll=1000001"),
+            refused_rdma("fabric=tcp,send_buffer=4095"),
+            refused_rdma("fabric=tcp,send_buffer=2G"),
             refused(|c| c.exec = Some(" ".into())),
             refused(|c| c.timeout = Some(0)),
         ];
@@ -266,8 +270,10 @@ mod tests {
         given.disks = vec![DiskConfig::parse("root.img,ro").unwrap()];
         given.net = vec![NetConfig::parse("fabric,mac=02:00:00:00:00:01,mtu=1500").unwrap()];
         given.rdma = Some(
-            RdmaConfig::parse("fabric=tcp,listen=127.0.0.1:7000,peer=[::1]:7001,lanes=3,qps=8")
-                .unwrap(),
+            RdmaConfig::parse(
+                "fabric=tcp,listen=127.0.0.1:7000,peer=[::1]:7001,lanes=3,poll=20,send_buffer=4M,qps=8,mr_size=1G",
+            )
+            .unwrap(),
         );
         given.serial = Some(SerialConfig::parse("file=log").unwrap());
         given.vsock = Some(VsockConfig::parse("auto").unwrap());
@@ -276,7 +282,7 @@ mod tests {
                 "disks": [{"path": "root.img", "readonly": true}],
                 "net": [{"backend": "fabric", "mac": "02:00:00:00:00:01", "mtu": 1500}],
                 "rdma": {"fabric": "tcp", "listen": "127.0.0.1:7000", "peers": ["[::1]:7001"],
-                         "lanes": 3, "limits": {"qps": 8}},
+                         "lanes": 3, "poll": 20, "send_buffer": "4M", "limits": {"qps": 8, "mr_size": "1G"}},
                 "serial": {"file": "log"}, "vsock": "auto"}"#,
         )
         .unwrap();
@@ -326,6 +332,10 @@ mod tests {
             RdmaConfig::parse("listen=127.0.0.1:1").unwrap_err(),
             RdmaConfig::parse("fabric=ib").unwrap_err(),
             RdmaConfig::parse("fabric=tcp,peer=host").unwrap_err(),
+            RdmaConfig::parse("fabric=tcp,poll=-1").unwrap_err(),
+            RdmaConfig::parse("fabric=tcp,send_buffer=lots").unwrap_err(),
+            RdmaConfig::parse("fabric=tcp,rd_atomic=256").unwrap_err(),
+            RdmaConfig::parse("fabric=tcp,inline=1K").unwrap_err(),
             SerialConfig::parse("tty").unwrap_err(),
             VsockConfig::parse("").unwrap_err(),
         ];

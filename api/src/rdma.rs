@@ -1,11 +1,12 @@
 //! The RDMA device.
 
 use std::net::SocketAddr;
+use std::ops::RangeInclusive;
 
 use serde::{Deserialize, Serialize};
 
-use crate::keyval::Items;
-use crate::{MacAddr, OptionError};
+use crate::keyval::{Item, Items};
+use crate::{ByteSize, MacAddr, OptionError};
 
 /// Most peers of a fabric.
 pub const MAX_PEERS: usize = 256;
@@ -21,24 +22,34 @@ pub enum FabricKind {
     Tcp,
 }
 
+/// Longest time, in microseconds, that the device's thread may poll before it sleeps.
+pub const MAX_POLL: u32 = 1_000_000;
+
+/// Sizes of a link's send buffer.
+pub const SEND_BUFFER: RangeInclusive<ByteSize> = ByteSize(4 << 10)..=ByteSize(1 << 30);
+
 macro_rules! limits {
-    ($($(#[$doc:meta])* $name:ident,)*) => {
+    ($($(#[$doc:meta])* $name:ident: $type:ty,)*) => {
         /// Most of each kind of thing that a guest may create. What is not given is the device's own limit.
         #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
         #[serde(deny_unknown_fields)]
         pub struct RdmaLimits {
             $($(#[$doc])*
             #[serde(default, skip_serializing_if = "Option::is_none")]
-            pub $name: Option<u32>,)*
+            pub $name: Option<$type>,)*
         }
 
         impl RdmaLimits {
-            /// The limit of this name, to be set.
-            fn by_name(&mut self, name: &str) -> Option<&mut Option<u32>> {
-                match name {
-                    $(stringify!($name) => Some(&mut self.$name),)*
-                    _ => None,
+            /// The names of all limits.
+            pub const NAMES: &[&str] = &[$(stringify!($name),)*];
+
+            /// Sets the limit that `item` names; false if there is none of that name.
+            fn set<'a>(&mut self, items: &Items<'a>, item: Item<'a>) -> Result<bool, OptionError> {
+                match item.key {
+                    $(stringify!($name) => self.$name = Some(items.parse(item)?),)*
+                    _ => return Ok(false),
                 }
+                Ok(true)
             }
         }
     };
@@ -46,29 +57,53 @@ macro_rules! limits {
 
 limits! {
     /// User contexts.
-    contexts,
+    contexts: u32,
     /// Protection domains.
-    pds,
+    pds: u32,
     /// Memory regions.
-    mrs,
+    mrs: u32,
+    /// Bytes of a memory region.
+    mr_size: ByteSize,
+    /// Pages and extents of all memory regions and rings together.
+    mr_entries: u64,
+    /// Pages of a fast registration.
+    fast_reg_pages: u32,
+    /// Memory windows.
+    mws: u32,
     /// Completion queues.
-    cqs,
+    cqs: u32,
     /// Entries of a completion queue, a power of two.
-    cqe,
+    cqe: u32,
     /// Queue pairs.
-    qps,
+    qps: u32,
     /// Entries of a send queue, a power of two.
-    send_wr,
+    send_wr: u32,
     /// Entries of a receive queue, a power of two.
-    recv_wr,
+    recv_wr: u32,
+    /// Shared receive queues.
+    srqs: u32,
+    /// Entries of a shared receive queue, a power of two.
+    srq_wr: u32,
+    /// XRC domains.
+    xrcds: u32,
     /// Scatter/gather elements of a send.
-    send_sge,
+    send_sge: u32,
     /// Scatter/gather elements of a receive.
-    recv_sge,
+    recv_sge: u32,
+    /// Inline bytes of a send.
+    inline: u32,
+    /// Bytes of a send's slot in its queue, a power of two.
+    sq_stride: u32,
+    /// READs and atomics of a queue pair under way, in each direction.
+    rd_atomic: u8,
     /// Slots of the GID table.
-    gids,
+    gids: u32,
+    /// Multicast groups.
+    mcast_groups: u32,
+    /// Queue pairs of a multicast group.
+    mcast_qps: u32,
     /// Bytes of a message.
-    msg_size,
+    msg_size: u32,
 }
 
 /// A virtio-rdma device and its fabric.
@@ -86,6 +121,12 @@ pub struct RdmaConfig {
     /// Connections to each peer; as many as the fabric thinks fit unless given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lanes: Option<u8>,
+    /// Microseconds that the device's thread looks for more work before it sleeps, at most; 0: it sleeps at once.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub poll: Option<u32>,
+    /// Send buffer of each connection; the host fits it to the load unless given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub send_buffer: Option<ByteSize>,
     /// Address of the network interface it is paired with; that of the first `--net` unless given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mac: Option<MacAddr>,
@@ -95,13 +136,13 @@ pub struct RdmaConfig {
 }
 
 impl RdmaConfig {
-    /// Reads the value of `--rdma`: `fabric=tcp[,listen=ADDR:PORT][,peer=ADDR:PORT]...[,lanes=N][,mac=MAC][,LIMIT=N]...`.
+    /// Reads the value of `--rdma`: `fabric=tcp`, then `listen=ADDR:PORT`, `peer=ADDR:PORT` any number of times, `lanes=N`,
+    /// `poll=MICROSECONDS`, `send_buffer=SIZE`, `mac=MAC`, and limits.
     pub fn parse(text: &str) -> Result<Self, OptionError> {
         let items = Items::new(
             "--rdma",
-            "fabric=tcp, then [,listen=ADDR:PORT][,peer=ADDR:PORT]...[,lanes=N][,mac=MAC], ADDR an IP address, and limits \
-             [,contexts=N][,pds=N][,mrs=N][,cqs=N][,cqe=N][,qps=N][,send_wr=N][,recv_wr=N][,send_sge=N]\
-             [,recv_sge=N][,gids=N][,msg_size=N]",
+            "fabric=tcp, then [,listen=ADDR:PORT][,peer=ADDR:PORT]...[,lanes=N][,poll=MICROSECONDS][,send_buffer=SIZE][,mac=MAC], \
+             ADDR an IP address, and limits [,LIMIT=N]..., which `longarm help` lists",
             text,
         );
         let mut fabric = None;
@@ -110,11 +151,12 @@ impl RdmaConfig {
             listen: None,
             peers: Vec::new(),
             lanes: None,
+            poll: None,
+            send_buffer: None,
             mac: None,
             limits: RdmaLimits::default(),
         };
         for item in items.iter() {
-            let limits = &mut config.limits;
             match item.key {
                 "fabric" if item.value == Some("tcp") => fabric = Some(FabricKind::Tcp),
                 "fabric" => {
@@ -124,11 +166,11 @@ impl RdmaConfig {
                 "listen" => config.listen = Some(items.parse(item)?),
                 "peer" => config.peers.push(items.parse(item)?),
                 "lanes" => config.lanes = Some(items.parse(item)?),
+                "poll" => config.poll = Some(items.parse(item)?),
+                "send_buffer" => config.send_buffer = Some(items.parse(item)?),
                 "mac" => config.mac = Some(items.parse(item)?),
-                name => match limits.by_name(name) {
-                    Some(limit) => *limit = Some(items.parse(item)?),
-                    None => return Err(items.unknown(item)),
-                },
+                _ if config.limits.set(&items, item)? => {}
+                _ => return Err(items.unknown(item)),
             }
         }
         config.fabric = fabric.ok_or_else(|| items.error(format!("no fabric in '{text}'")))?;
@@ -136,28 +178,40 @@ impl RdmaConfig {
     }
 
     pub(crate) fn validate(&self) -> Result<(), OptionError> {
+        let refuse =
+            |wrong: String, allowed: String| Err(OptionError::new("--rdma", wrong, allowed));
         if self.peers.len() > MAX_PEERS {
-            return Err(OptionError::new(
-                "--rdma",
+            return refuse(
                 format!("{} peers", self.peers.len()),
                 format!("at most {MAX_PEERS}"),
-            ));
+            );
         }
         if let Some(lanes) = self.lanes
             && !(1..=MAX_LANES).contains(&lanes)
         {
-            return Err(OptionError::new(
-                "--rdma",
-                format!("lanes={lanes}"),
-                format!("1 to {MAX_LANES}"),
-            ));
+            return refuse(format!("lanes={lanes}"), format!("1 to {MAX_LANES}"));
+        }
+        if let Some(poll) = self.poll
+            && poll > MAX_POLL
+        {
+            return refuse(
+                format!("poll={poll}"),
+                format!("0 to {MAX_POLL} microseconds"),
+            );
+        }
+        if let Some(size) = self.send_buffer
+            && !SEND_BUFFER.contains(&size)
+        {
+            return refuse(
+                format!("send_buffer={size}"),
+                format!("{} to {}", SEND_BUFFER.start(), SEND_BUFFER.end()),
+            );
         }
         if let Some(peer) = self.peers.iter().find(|p| p.port() == 0) {
-            return Err(OptionError::new(
-                "--rdma",
+            return refuse(
                 format!("peer={peer} has port 0"),
-                "a port from 1 to 65535",
-            ));
+                "a port from 1 to 65535".into(),
+            );
         }
         Ok(())
     }

@@ -34,8 +34,9 @@ options of run:
   --disk PATH[,ro]       raw image; may be given several times
   --net tap=NAME|fabric[,mac=MAC][,mtu=N]
                          may be given several times; fabric needs --rdma, which carries it
-  --rdma fabric=tcp[,listen=ADDR:PORT][,peer=ADDR:PORT]...[,lanes=N][,mac=MAC][,LIMIT=N]...
-                         limits: contexts pds mrs cqs cqe qps send_wr recv_wr send_sge recv_sge gids msg_size
+  --rdma fabric=tcp[,listen=ADDR:PORT][,peer=ADDR:PORT]...[,lanes=N][,poll=MICROSECONDS][,send_buffer=SIZE][,mac=MAC]
+         [,LIMIT=N]...   limits: contexts pds mrs mr_size mr_entries fast_reg_pages mws cqs cqe qps send_wr recv_wr srqs srq_wr
+                         xrcds send_sge recv_sge inline sq_stride rd_atomic gids mcast_groups mcast_qps msg_size
   --vsock PATH|auto      Unix socket towards the guest's vsock (auto with --exec or --control)
   --serial stdio|file=PATH|off
                          (stdio; off with --exec). On a terminal Ctrl-A x ends the machine
@@ -92,6 +93,19 @@ fn status(result: Result<(), client::Error>) -> i32 {
         Err(e) => {
             eprintln!("longarm: {e}");
             EXIT_FAILURE
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_help_names_every_limit() {
+        let words: Vec<&str> = HELP.split_whitespace().collect();
+        for name in api::RdmaLimits::NAMES {
+            assert!(words.contains(name), "{name}");
         }
     }
 }
