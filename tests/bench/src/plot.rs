@@ -1,9 +1,10 @@
-//! A plot of a table, as SVG: values over sizes or numbers of queue pairs on log axes, or bars of ratios.
+//! A plot of a table, as SVG: values over sizes or numbers of queue pairs on log axes, one pair of axes for each unit, or bars of ratios.
 
 use std::ops::Range;
 use std::path::Path;
 
 use anyhow::{Result, anyhow};
+use plotters::coord::Shift;
 use plotters::coord::types::RangedCoordf64;
 use plotters::prelude::*;
 
@@ -45,15 +46,15 @@ pub fn draw(table: &Table, path: &Path) -> Result<()> {
 
 type Drawn = Result<(), Box<dyn std::error::Error>>;
 
-/// The table's own series and those of its references, by name.
-fn series(table: &Table, x: impl Fn(&Row) -> Option<f64>) -> (AllSeries, AllSeries) {
+/// The table's own series of a unit and those of its references, by name.
+fn series(table: &Table, unit: &str, x: impl Fn(&Row) -> Option<f64>) -> (AllSeries, AllSeries) {
     let (mut own, mut references) = (AllSeries::new(), AllSeries::new());
     let varied = |part: fn(&Row) -> Option<u32>| {
         let first = table.rows.first().map(part);
         table.rows.iter().any(|row| Some(part(row)) != first)
     };
     let (qps_varied, depth_varied) = (varied(|row| row.qps), varied(|row| row.depth));
-    for row in &table.rows {
+    for row in table.rows.iter().filter(|row| row.unit == unit) {
         let Some(x) = x(row) else { continue };
         let mut name = row.case.clone();
         if let Some(qps) = row.qps.filter(|_| qps_varied && table.axis != Axis::Qps) {
@@ -105,22 +106,59 @@ fn value_label(value: &f64) -> String {
     text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }
 
-fn lines(table: &Table, path: &Path, x: impl Fn(&Row) -> Option<f64>) -> Drawn {
-    let (own, references) = series(table, x);
-    let points = || own.iter().chain(&references).flat_map(|(_, points)| points);
-    if points().next().is_none() {
-        return Ok(());
+/// What is drawn on one pair of axes.
+struct Panel<'a> {
+    unit: &'a str,
+    own: AllSeries,
+    references: AllSeries,
+}
+
+impl Panel<'_> {
+    fn points(&self) -> impl Iterator<Item = &(f64, f64)> {
+        let all = self.own.iter().chain(&self.references);
+        all.flat_map(|(_, points)| points)
     }
-    let (across, up) = (
-        span(points().map(|p| p.0), 1.2),
-        span(points().map(|p| p.1), 1.5),
-    );
-    let area = SVGBackend::new(path, (WIDTH, 640)).into_drawing_area();
+}
+
+fn lines(table: &Table, path: &Path, x: impl Fn(&Row) -> Option<f64>) -> Drawn {
+    let mut units: Vec<&str> = Vec::new();
+    for row in &table.rows {
+        if !units.contains(&row.unit) {
+            units.push(row.unit);
+        }
+    }
+    let panels: Vec<Panel<'_>> = units
+        .into_iter()
+        .map(|unit| {
+            let (own, references) = series(table, unit, &x);
+            Panel {
+                unit,
+                own,
+                references,
+            }
+        })
+        .filter(|panel| panel.points().next().is_some())
+        .collect();
+    let height = match panels.len() {
+        0 => return Ok(()),
+        1 => 640,
+        n => 420 * n as u32,
+    };
+    let area = SVGBackend::new(path, (WIDTH, height)).into_drawing_area();
     area.fill(&WHITE)?;
+    for (panel, part) in panels.iter().zip(area.split_evenly((panels.len(), 1))) {
+        axes(table, panel, &part)?;
+    }
+    area.present()?;
+    Ok(())
+}
+
+fn axes(table: &Table, panel: &Panel<'_>, area: &DrawingArea<SVGBackend<'_>, Shift>) -> Drawn {
+    let (across, up) = (
+        span(panel.points().map(|p| p.0), 1.2),
+        span(panel.points().map(|p| p.1), 1.5),
+    );
     let (plot, legend) = area.split_horizontally(WIDTH - 260);
-    let mut units: Vec<&str> = table.rows.iter().map(|row| row.unit).collect();
-    units.sort_unstable();
-    units.dedup();
     let under = if table.axis == Axis::Size {
         "bytes"
     } else {
@@ -141,18 +179,18 @@ fn lines(table: &Table, path: &Path, x: impl Fn(&Row) -> Option<f64>) -> Drawn {
         .configure_mesh()
         .light_line_style(BLACK.mix(0.06))
         .x_desc(under)
-        .y_desc(units.join(", "))
+        .y_desc(panel.unit)
         .x_label_formatter(&axis_label)
         .y_label_formatter(&value_label)
         .label_style((FONT, 13))
         .draw()?;
     let mut entries = Vec::new();
-    for (n, (name, points)) in own.iter().enumerate() {
+    for (n, (name, points)) in panel.own.iter().enumerate() {
         let style = COLOURS[n % COLOURS.len()].stroke_width(2);
         chart.draw_series(LineSeries::new(points.iter().copied(), style).point_size(3))?;
         entries.push((name, style));
     }
-    for (n, (name, points)) in references.iter().enumerate() {
+    for (n, (name, points)) in panel.references.iter().enumerate() {
         let style = BLACK.mix(0.8 - 0.2 * (n % 4) as f64).stroke_width(2);
         chart.draw_series(DashedLineSeries::new(points.iter().copied(), 6, 4, style))?;
         entries.push((name, style));
@@ -162,7 +200,6 @@ fn lines(table: &Table, path: &Path, x: impl Fn(&Row) -> Option<f64>) -> Drawn {
         legend.draw(&PathElement::new(vec![(0, y), (24, y)], style))?;
         legend.draw(&Text::new(name.as_str(), (30, y - 7), (FONT, 13)))?;
     }
-    area.present()?;
     Ok(())
 }
 
@@ -255,6 +292,20 @@ mod tests {
         ] {
             assert_eq!(text.matches(what).count(), count, "{what}");
         }
+    }
+
+    #[test]
+    fn each_unit_has_axes_of_its_own() {
+        let mut table = Table::new("units", "growth", Axis::Qps);
+        for qps in [1, 10, 100] {
+            table.push(Row::new("latency", 10.0 + f64::from(qps), "us").qps(qps));
+            table.push(Row::new("rate", 1e6 / f64::from(qps), "M/s").qps(qps));
+        }
+        let text = drawn(&table);
+        for (what, count) in [("us\n", 1), ("M/s\n", 1), ("growth\n", 2), ("number\n", 2)] {
+            assert_eq!(text.matches(what).count(), count, "{what}");
+        }
+        assert!(text.contains("height=\"840\""), "{text}");
     }
 
     #[test]

@@ -40,6 +40,17 @@ const RXE_TAP: Device = Device {
     label: "soft-RoCE, tap",
 };
 
+/// Counters of soft-RoCE that move when something was lost on the way and sent again, or not at all. A figure of such a run says how
+/// long it waited.
+const RXE_LOSSES: [&str; 6] = [
+    "completer_retry_err",
+    "duplicate_request",
+    "out_of_seq_request",
+    "rcvd_seq_err",
+    "retry_exceeded_err",
+    "send_err",
+];
+
 /// Two running VMs, `a` and `b`.
 pub struct Pair {
     a: Vm,
@@ -124,11 +135,11 @@ impl Pair {
             iterations,
             options: format!("-d {} --report_gbits", device.name),
         };
-        let before = self.lost()?;
+        let before = self.lost(device)?;
         let outcome = run
             .between(&self.a, &self.b, port, LIMIT)
             .with_context(|| device.label)?;
-        let lost = self.lost()? - before;
+        let lost = self.lost(device)? - before;
         if lost > 0 {
             return Ok(Err(format!("loss counters moved by {lost}")));
         }
@@ -141,13 +152,47 @@ impl Pair {
         Ok(Ok(figures))
     }
 
-    /// What the devices under test have lost.
-    fn lost(&self) -> Result<u64> {
-        Ok(self.a.loss()? + self.b.loss()?)
+    /// What a device has lost, and what the fabric below it has.
+    fn lost(&self, device: Device) -> Result<u64> {
+        let mut lost = 0;
+        for vm in [&self.a, &self.b] {
+            lost += vm.loss()?;
+            if device != OURS {
+                let command = format!(
+                    "cd /sys/class/infiniband/{}/ports/1/hw_counters && cat {}",
+                    device.name,
+                    RXE_LOSSES.join(" ")
+                );
+                lost += sum(&vm.exec(&command, 20)?.ok(&command)?.stdout)?;
+            }
+        }
+        Ok(lost)
     }
 
     /// Counters of both VMs.
     pub fn stats(&self) -> Result<[serde_json::Value; 2]> {
         Ok([self.a.stats()?, self.b.stats()?])
+    }
+}
+
+/// Of one count a line, all that were asked for.
+fn sum(text: &str) -> Result<u64> {
+    let counts: Vec<u64> = text
+        .lines()
+        .map(|line| line.trim().parse().with_context(|| format!("{line:?}")))
+        .collect::<Result<_>>()?;
+    ensure!(counts.len() == RXE_LOSSES.len(), "{text:?}");
+    Ok(counts.iter().sum())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counters_that_are_not_all_there_are_no_sum() {
+        assert_eq!(sum("0\n1\n0\n2\n0\n0\n").unwrap(), 3);
+        assert!(sum("0\n1\n0\n").is_err());
+        assert!(sum("0\n1\n0\n2\n0\nmany\n").is_err());
     }
 }

@@ -11,7 +11,7 @@ use crate::options::{Options, size_label};
 use crate::samples::{Samples, interleaved};
 use crate::table::{Axis, Row, Table};
 
-const SIZES: [usize; 5] = [8, 64, 512, 4096, 65_536];
+const SIZES: [usize; 7] = [8, 64, 512, 4096, 65_536, 262_144, 1 << 20];
 
 /// Bytes of an acknowledgement, as the ping-pong has it.
 const ANSWER: usize = 8;
