@@ -36,6 +36,8 @@ struct vrdma_qp *new_qp_in(struct ibv_pd *in, struct vrdma_cq *cq,
 			   struct ibv_qp_cap cap, enum ibv_qp_state state);
 struct vrdma_qp *new_qp(struct vrdma_cq *cq, struct ibv_qp_cap cap,
 			enum ibv_qp_state state);
+struct vrdma_qp *new_qp_ex(struct vrdma_cq *cq, enum ibv_qp_type type,
+			   struct ibv_qp_cap cap, uint64_t send_ops);
 struct virtio_rdma_send_wqe *send_slot(struct vrdma_qp *qp, uint32_t i);
 
 /* test_libibverbs.c */

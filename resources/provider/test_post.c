@@ -111,14 +111,6 @@ static void test_unacknowledged(void)
 	struct ibv_send_wr wr = { .opcode = IBV_WR_RDMA_READ }, *bad;
 	struct virtio_rdma_send_wqe *wqe = send_slot(qp, 0);
 	const uint8_t *bytes = (uint8_t *)wqe;
-	struct ibv_qp_init_attr_ex init = {
-		.cap = { 4, 1, 1, 1, 0 },
-		.qp_type = IBV_QPT_UD,
-		.comp_mask = IBV_QP_INIT_ATTR_PD |
-			     IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
-		.pd = &test_pd.ibv_pd,
-		.send_ops_flags = IBV_QP_EX_WITH_SEND,
-	};
 	struct ibv_qp_ex *ex;
 
 	qp->ibv_qp.qp_type = IBV_QPT_UC;
@@ -143,8 +135,9 @@ static void test_unacknowledged(void)
 	CHECK(!vrdma_destroy_qp(&qp->ibv_qp));
 
 	/* The same by ibv_wr_*, where an address before any request is none's. */
-	init.send_cq = init.recv_cq = &cq->ibv_cq;
-	qp = to_vqp(vrdma_create_qp_ex(test_pd.ibv_pd.context, &init));
+	qp = new_qp_ex(cq, IBV_QPT_UD, (struct ibv_qp_cap){ 4, 1, 1, 1, 0 },
+		       IBV_QP_EX_WITH_SEND);
+	CHECK(qp);
 	ex = &qp->verbs_qp.qp_ex;
 	qp->ibv_qp.state = IBV_QPS_RTS;
 	ibv_wr_start(ex);

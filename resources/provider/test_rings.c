@@ -87,6 +87,25 @@ struct vrdma_qp *new_qp(struct vrdma_cq *cq, struct ibv_qp_cap cap,
 	return new_qp_in(&test_pd.ibv_pd, cq, cap, state);
 }
 
+/* One for ibv_wr_*, in RESET; or NULL with errno. */
+struct vrdma_qp *new_qp_ex(struct vrdma_cq *cq, enum ibv_qp_type type,
+			   struct ibv_qp_cap cap, uint64_t send_ops)
+{
+	struct ibv_qp_init_attr_ex init = {
+		.send_cq = &cq->ibv_cq,
+		.recv_cq = type == IBV_QPT_XRC_SEND ? NULL : &cq->ibv_cq,
+		.cap = cap,
+		.qp_type = type,
+		.comp_mask = IBV_QP_INIT_ATTR_PD |
+			     IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
+		.pd = &test_pd.ibv_pd,
+		.send_ops_flags = send_ops,
+	};
+	struct ibv_qp *qp = vrdma_create_qp_ex(test_pd.ibv_pd.context, &init);
+
+	return qp ? to_vqp(qp) : NULL;
+}
+
 struct virtio_rdma_send_wqe *send_slot(struct vrdma_qp *qp, uint32_t i)
 {
 	return qp->sq.ring + (size_t)(i & (qp->sq.entries - 1)) * qp->sq.stride;

@@ -9,16 +9,7 @@
 static void test_batches(void)
 {
 	struct vrdma_cq *cq = new_cq(16);
-	struct ibv_qp_init_attr_ex init = {
-		.send_cq = &cq->ibv_cq,
-		.recv_cq = &cq->ibv_cq,
-		.cap = { 4, 1, 2, 1, 40 },
-		.qp_type = IBV_QPT_RC,
-		.comp_mask = IBV_QP_INIT_ATTR_PD |
-			     IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
-		.pd = &test_pd.ibv_pd,
-		.send_ops_flags = IBV_QP_EX_WITH_TSO,
-	};
+	const struct ibv_qp_cap cap = { 4, 1, 2, 1, 40 };
 	struct ibv_sge sges[3] = { { 0x1000, 10, 7 }, { 0x2000, 20, 8 } };
 	char first[] = "first", second[] = "second";
 	struct ibv_data_buf bufs[2] = { { first, 5 }, { second, 6 } };
@@ -30,12 +21,13 @@ static void test_batches(void)
 	char large[65] = "";
 	uint32_t mark;
 
-	CHECK(!vrdma_create_qp_ex(test_pd.ibv_pd.context, &init));
+	CHECK(!new_qp_ex(cq, IBV_QPT_RC, cap, IBV_QP_EX_WITH_TSO));
 	CHECK(errno == EOPNOTSUPP);
-	init.send_ops_flags = IBV_QP_EX_WITH_SEND |
-			      IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM |
-			      IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP;
-	qp = to_vqp(vrdma_create_qp_ex(test_pd.ibv_pd.context, &init));
+	qp = new_qp_ex(cq, IBV_QPT_RC, cap,
+		       IBV_QP_EX_WITH_SEND |
+			       IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM |
+			       IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP);
+	CHECK(qp);
 	ex = &qp->verbs_qp.qp_ex;
 	/* Where libibverbs looks, and where an older one looks. */
 	CHECK(qp->verbs_qp.comp_mask & VERBS_QP_EX);
@@ -117,27 +109,16 @@ static void test_batches(void)
 static void test_placement(void)
 {
 	struct vrdma_cq *cq = new_cq(16);
-	struct ibv_qp_init_attr_ex init = {
-		.send_cq = &cq->ibv_cq,
-		.recv_cq = &cq->ibv_cq,
-		.cap = { 4, 1, 1, 1, 0 },
-		.qp_type = IBV_QPT_RC,
-		.comp_mask = IBV_QP_INIT_ATTR_PD |
-			     IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
-		.pd = &test_pd.ibv_pd,
-		.send_ops_flags = IBV_QP_EX_WITH_FLUSH |
-				  IBV_QP_EX_WITH_ATOMIC_WRITE,
-	};
+	const struct ibv_qp_cap cap = { 4, 1, 1, 1, 0 };
+	const uint64_t ops = IBV_QP_EX_WITH_FLUSH | IBV_QP_EX_WITH_ATOMIC_WRITE;
 	const uint8_t value[8] = { 1, 2, 3, 4, 5, 6, 7, 8 };
 	struct virtio_rdma_send_wqe *wqe;
 	struct vrdma_qp *qp;
 	struct ibv_qp_ex *ex;
 
-	init.qp_type = IBV_QPT_UC;
-	CHECK(!vrdma_create_qp_ex(test_pd.ibv_pd.context, &init));
+	CHECK(!new_qp_ex(cq, IBV_QPT_UC, cap, ops));
 	CHECK(errno == EOPNOTSUPP);
-	init.qp_type = IBV_QPT_RC;
-	qp = to_vqp(vrdma_create_qp_ex(test_pd.ibv_pd.context, &init));
+	qp = new_qp_ex(cq, IBV_QPT_RC, cap, ops);
 	CHECK(qp && qp->verbs_qp.comp_mask & VERBS_QP_EX);
 	ex = &qp->verbs_qp.qp_ex;
 	qp->ibv_qp.state = IBV_QPS_RTS;

@@ -31,15 +31,6 @@ void test_xrc(void)
 		.xrcd = xrcd,
 		.cq = &cq->ibv_cq,
 	};
-	struct ibv_qp_init_attr_ex init = {
-		.send_cq = &cq->ibv_cq,
-		.cap = { 4, 1, 1, 1, 0 },
-		.qp_type = IBV_QPT_XRC_SEND,
-		.comp_mask = IBV_QP_INIT_ATTR_PD |
-			     IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
-		.pd = &test_pd.ibv_pd,
-		.send_ops_flags = IBV_QP_EX_WITH_SEND,
-	};
 	struct ibv_qp_open_attr open = { .qp_num = 0x5555,
 					 .qp_type = IBV_QPT_XRC_RECV };
 	struct ibv_send_wr send = { .opcode = IBV_WR_RDMA_READ,
@@ -52,7 +43,10 @@ void test_xrc(void)
 
 	srq = vrdma_create_srq_ex(test_pd.ibv_pd.context, &srq_init);
 	CHECK(srq && !vrdma_get_srq_num(srq, &number) && number == 0x77);
-	qp = to_vqp(vrdma_create_qp_ex(test_pd.ibv_pd.context, &init));
+	qp = new_qp_ex(cq, IBV_QPT_XRC_SEND,
+		       (struct ibv_qp_cap){ 4, 1, 1, 1, 0 },
+		       IBV_QP_EX_WITH_SEND);
+	CHECK(qp);
 	qp->ibv_qp.state = IBV_QPS_RTS;
 	CHECK(!qp->rq.entries);
 
