@@ -53,6 +53,11 @@ macro_rules! counters {
             pub fn values(&self) -> Vec<u64> {
                 vec![$(self.$field.get(),)*]
             }
+
+            /// Says how many there are of each, as [`Counter::set`] does.
+            pub fn set(&self, counts: &$snapshot) {
+                $(self.$field.set(counts.$field);)*
+            }
         }
     };
 }
@@ -201,26 +206,6 @@ counters! {
         doorbells,
         /// Times it slept.
         sleeps,
-    }
-}
-
-impl ObjectCounts {
-    /// There are none any more.
-    pub(crate) fn clear(&self) {
-        let ObjectCounts {
-            contexts,
-            pds,
-            mrs,
-            mws,
-            cqs,
-            srqs,
-            xrcds,
-            qps,
-            mr_entries,
-        } = self;
-        for count in [contexts, pds, mrs, mws, cqs, srqs, xrcds, qps, mr_entries] {
-            count.set(0);
-        }
     }
 }
 

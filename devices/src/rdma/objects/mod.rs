@@ -9,7 +9,7 @@ use crate::rdma::events::Events;
 use crate::rdma::fabric::Gid;
 use crate::rdma::limits::Limits;
 use crate::rdma::memory::{DmaSpace, Memory, RingMemory, Scope};
-use crate::rdma::stats::Stats;
+use crate::rdma::stats::{ObjectSnapshot, Stats};
 use crate::rdma::wire::{
     AddGidBody, QpAttributesBody, SrqAttributesBody, Status, access, feature, qp_control, qp_mask,
 };
@@ -471,18 +471,17 @@ impl Objects {
 
     /// Shows how many objects there are.
     pub(crate) fn show_counts(&self) {
-        let counts = &self.stats.objects;
-        counts.contexts.set(self.contexts.len().into());
-        counts.pds.set(self.pds.len().into());
-        counts.mrs.set(self.memory.len().into());
-        counts.mws.set(self.memory.windows().into());
-        counts.cqs.set(self.cqs.len().into());
-        counts.srqs.set(self.srqs.len().into());
-        counts.xrcds.set(self.xrcds.len().into());
-        counts.qps.set(self.qps.len().into());
-        counts
-            .mr_entries
-            .set(self.limits.mr_entries - self.memory.entries_left());
+        self.stats.objects.set(&ObjectSnapshot {
+            contexts: self.contexts.len().into(),
+            pds: self.pds.len().into(),
+            mrs: self.memory.len().into(),
+            mws: self.memory.windows().into(),
+            cqs: self.cqs.len().into(),
+            srqs: self.srqs.len().into(),
+            xrcds: self.xrcds.len().into(),
+            qps: self.qps.len().into(),
+            mr_entries: self.limits.mr_entries - self.memory.entries_left(),
+        });
     }
 
     /// The QPs bound to a completion queue.
@@ -498,7 +497,7 @@ impl Objects {
 /// A device that was reset has none.
 impl Drop for Objects {
     fn drop(&mut self) {
-        self.stats.objects.clear();
+        self.stats.objects.set(&ObjectSnapshot::default());
     }
 }
 
