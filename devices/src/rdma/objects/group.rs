@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use super::{Objects, QpKind};
 use crate::rdma::fabric::Gid;
 use crate::rdma::wire::Status;
 
@@ -77,6 +78,29 @@ impl Groups {
     /// The groups that have members.
     pub fn gids(&self) -> impl Iterator<Item = Gid> {
         self.members.keys().copied()
+    }
+}
+
+impl Objects {
+    /// Puts a datagram QP into a multicast group.
+    pub(crate) fn attach(&mut self, context: u32, qpn: u32, gid: &Gid) -> Result<(), Status> {
+        self.check_qp(context, qpn)?;
+        let qp = self.qps.get_mut(qpn).ok_or(Status::NotFound)?;
+        if qp.kind != QpKind::Ud || !is_multicast(gid) {
+            return Err(Status::Invalid);
+        }
+        self.groups.join(gid, qpn)?;
+        qp.groups += 1;
+        Ok(())
+    }
+
+    /// Takes a QP out of a multicast group.
+    pub(crate) fn detach(&mut self, context: u32, qpn: u32, gid: &Gid) -> Result<(), Status> {
+        self.check_qp(context, qpn)?;
+        let qp = self.qps.get_mut(qpn).ok_or(Status::NotFound)?;
+        self.groups.leave(gid, qpn)?;
+        qp.groups -= 1;
+        Ok(())
     }
 }
 

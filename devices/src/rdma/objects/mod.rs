@@ -8,11 +8,9 @@ use std::sync::Arc;
 use crate::rdma::events::Events;
 use crate::rdma::fabric::Gid;
 use crate::rdma::limits::Limits;
-use crate::rdma::memory::{DmaSpace, Memory, RingMemory, Scope};
+use crate::rdma::memory::{DmaSpace, Memory, Scope};
 use crate::rdma::stats::{ObjectSnapshot, Stats};
-use crate::rdma::wire::{
-    AddGidBody, QpAttributesBody, SrqAttributesBody, Status, access, feature, qp_control, qp_mask,
-};
+use crate::rdma::wire::{AddGidBody, SrqAttributesBody, Status, access, feature};
 
 pub mod context;
 pub mod cq;
@@ -30,6 +28,7 @@ pub use context::{Contexts, KERNEL};
 pub use cq::{Cqs, Overflow};
 pub use gid::{GidEntry, GidTable};
 pub use group::{Groups, is_multicast};
+pub(crate) use qp::QpRequest;
 pub use qp::{GSI_QPN, Qp, QpAttributes, QpCaps, QpRefs, Qps};
 pub use queue::{Kick, ReceiveQueue, ReceiveWqe, RingFault, RingPlace, SendQueue, kick_fence};
 pub use srq::{Srqs, Taker};
@@ -41,19 +40,6 @@ use cq::{CqRequest, CqRing};
 use slab::{HandleLayout, Slab};
 use srq::{SrqRequest, SrqRing, Xrc};
 use xrcd::Xrcd;
-
-/// What CREATE_QP asks for; its memory is mapped and its places are checked.
-pub(crate) struct QpRequest {
-    pub context: u32,
-    pub kind: QpKind,
-    pub refs: QpRefs,
-    pub sq_sig_all: bool,
-    pub caps: QpCaps,
-    pub memory: RingMemory,
-    pub control: u64,
-    pub sq: RingPlace,
-    pub rq: RingPlace,
-}
 
 /// All objects of a device. The parts are used side by side by the engine.
 pub struct Objects {
@@ -284,168 +270,11 @@ impl Objects {
         }
     }
 
-    /// Makes a queue pair in RESET.
-    pub(crate) fn create_qp(&mut self, request: QpRequest) -> Result<u32, Status> {
-        let refs = request.refs;
-        self.check_qp_refs(request.context, request.kind, &refs)?;
-        let memory = Arc::new(request.memory);
-        let entries = memory.entries();
-        self.memory.charge(entries)?;
-        self.qps_made += 1;
-        let (stats, serial) = (&self.stats, self.qps_made);
-        let qpn = self.qps.insert_with(request.kind, |qpn| {
-            Box::new(Qp {
-                qpn,
-                serial,
-                context: request.context,
-                refs,
-                kind: request.kind,
-                state: QpState::Reset,
-                attrs: QpAttributes::default(),
-                caps: request.caps,
-                sq_sig_all: request.sq_sig_all,
-                sq: SendQueue::new(memory.clone(), request.sq, request.control),
-                rq: ReceiveQueue::new(
-                    memory.clone(),
-                    request.rq,
-                    request.control + qp_control::RQ_PRODUCER,
-                    request.caps.max_recv_sge,
-                    Scope {
-                        context: request.context,
-                        pd: refs.pd,
-                        qp: 0,
-                    },
-                    refs.recv_cq,
-                ),
-                kick: Kick::new(memory, request.control),
-                stats: stats.add_qp(qpn),
-                groups: 0,
-                transport: Default::default(),
-                raised: Default::default(),
-            })
-        });
-        let Some(qpn) = qpn else {
-            self.memory.refund(entries);
-            return Err(Status::NoResource);
-        };
-        self.hold_pd(refs.pd);
-        self.cqs.hold(refs.send_cq);
-        self.cqs.hold(refs.recv_cq);
-        self.srqs.hold(refs.srq);
-        self.hold_xrcd(refs.xrcd);
-        self.contexts.add_qp(request.context, qpn);
-        Ok(qpn)
-    }
-
-    /// Whether a context may have a QP of this type that refers to these: they are there, and there are no others.
-    pub(crate) fn check_qp_refs(
-        &self,
-        context: u32,
-        kind: QpKind,
-        refs: &QpRefs,
-    ) -> Result<(), Status> {
-        if kind == QpKind::XrcTgt {
-            let none = QpRefs {
-                xrcd: refs.xrcd,
-                ..QpRefs::default()
-            };
-            return if *refs == none {
-                self.check_xrcd(refs.xrcd)
-            } else {
-                Err(Status::Invalid)
-            };
-        }
-        self.check_pd(context, refs.pd)?;
-        self.check_cq(context, refs.send_cq)?;
-        let receives = kind != QpKind::XrcIni;
-        if refs.xrcd != 0 || !receives && (refs.recv_cq, refs.srq) != (0, 0) {
-            return Err(Status::Invalid);
-        }
-        if receives {
-            self.check_cq(context, refs.recv_cq)?;
-        }
-        if refs.srq != 0 {
-            self.check_srq(context, refs.srq)?;
-            if self.srqs.xrc(refs.srq) != Some(Xrc::default()) {
-                return Err(Status::Invalid);
-            }
-        }
-        Ok(())
-    }
-
-    /// Puts a datagram QP into a multicast group.
-    pub(crate) fn attach(&mut self, context: u32, qpn: u32, gid: &Gid) -> Result<(), Status> {
-        self.check_qp(context, qpn)?;
-        let qp = self.qps.get_mut(qpn).ok_or(Status::NotFound)?;
-        if qp.kind != QpKind::Ud || !is_multicast(gid) {
-            return Err(Status::Invalid);
-        }
-        self.groups.join(gid, qpn)?;
-        qp.groups += 1;
-        Ok(())
-    }
-
-    /// Takes a QP out of a multicast group.
-    pub(crate) fn detach(&mut self, context: u32, qpn: u32, gid: &Gid) -> Result<(), Status> {
-        self.check_qp(context, qpn)?;
-        let qp = self.qps.get_mut(qpn).ok_or(Status::NotFound)?;
-        self.groups.leave(gid, qpn)?;
-        qp.groups -= 1;
-        Ok(())
-    }
-
     /// What leads here: our GIDs, and the multicast groups that have members.
     pub(crate) fn announced(&self) -> Vec<Gid> {
         let mut gids = self.gids.all();
         gids.extend(self.groups.gids());
         gids
-    }
-
-    /// Whether a context may refer to a queue pair.
-    pub(crate) fn check_qp(&self, context: u32, qpn: u32) -> Result<(), Status> {
-        check_owner(context, self.qps.get(qpn).map(|qp| qp.context))
-    }
-
-    /// Changes a queue pair. Returns the states before and after. On an error nothing has changed.
-    pub(crate) fn modify_qp(
-        &mut self,
-        context: u32,
-        body: &QpAttributesBody,
-    ) -> Result<(QpState, QpState), Status> {
-        let qpn = body.qpn.get();
-        self.check_qp(context, qpn)?;
-        let named = body.mask.get() & qp_mask::ACCESS != 0;
-        if named && body.access.get() & access::FLUSH != 0 && self.features & feature::FLUSH == 0 {
-            return Err(Status::Invalid);
-        }
-        let qp = self.qps.get_mut(qpn).ok_or(Status::NotFound)?;
-        let old = qp.modify(body, &self.limits, &self.gids, &mut self.events)?;
-        Ok((old, qp.state))
-    }
-
-    /// The attributes of a queue pair.
-    pub(crate) fn query_qp(&self, context: u32, qpn: u32) -> Result<QpAttributesBody, Status> {
-        self.check_qp(context, qpn)?;
-        Ok(self.qps.get(qpn).ok_or(Status::NotFound)?.describe())
-    }
-
-    /// Takes out a queue pair that the engine has let go of, and all references it held.
-    pub(crate) fn remove_qp(&mut self, qpn: u32) {
-        let Some(mut qp) = self.qps.remove(qpn) else {
-            return;
-        };
-        if qp.groups > 0 {
-            self.groups.leave_all(qpn);
-        }
-        self.events.forget(&mut qp.raised, qpn);
-        self.memory.refund(qp.kick.entries());
-        self.release_pd(qp.refs.pd);
-        self.cqs.release(qp.refs.send_cq);
-        self.cqs.release(qp.refs.recv_cq);
-        self.srqs.release(qp.refs.srq);
-        self.release_xrcd(qp.refs.xrcd);
-        self.contexts.remove_qp(qp.context, qpn);
-        self.stats.remove_qp(qpn);
     }
 
     /// Takes out all that a context owns but its QPs, which are gone already, and the context. Returns its doorbell page.
@@ -482,15 +311,6 @@ impl Objects {
             qps: self.qps.len().into(),
             mr_entries: self.limits.mr_entries - self.memory.entries_left(),
         });
-    }
-
-    /// The QPs bound to a completion queue.
-    pub(crate) fn qps_of_cq(&self, cqn: u32) -> Vec<u32> {
-        self.qps
-            .iter()
-            .filter(|qp| qp.refs.send_cq == cqn || qp.refs.recv_cq == cqn)
-            .map(|qp| qp.qpn)
-            .collect()
     }
 }
 

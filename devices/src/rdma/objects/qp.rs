@@ -13,6 +13,10 @@ use crate::rdma::memory::Scope;
 use crate::rdma::stats::QpCounters;
 use crate::rdma::wire::{Le16, Le32, QpAttributesBody, Status, access, qp_mask};
 
+mod lifetime;
+
+pub(crate) use lifetime::QpRequest;
+
 /// PSNs and QPNs have 24 bits.
 const MASK_24: u32 = 0xff_ffff;
 
