@@ -5,12 +5,31 @@
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
+/// Structs whose bytes are what the specification says, each with its size there.
+macro_rules! wire_structs {
+    ($($(#[$doc:meta])* $name:ident[$size:literal] { $($(#[$field_doc:meta])* $field:ident: $type:ty,)* })*) => {
+        $(
+            $(#[$doc])*
+            #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+            #[repr(C)]
+            pub struct $name {
+                $($(#[$field_doc])* pub $field: $type,)*
+            }
+            const _: () = assert!(size_of::<$name>() == $size);
+        )*
+    };
+}
+
 mod command;
+mod memory;
 mod numbers;
+mod queue;
 mod ring;
 
 pub use command::*;
+pub use memory::*;
 pub use numbers::*;
+pub use queue::*;
 pub use ring::*;
 pub use zerocopy::little_endian::{U16 as Le16, U32 as Le32, U64 as Le64};
 
@@ -47,48 +66,38 @@ pub mod feature {
     pub const FLUSH: u64 = 1 << 12;
 }
 
-/// Device configuration (section 2).
-#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
-#[repr(C)]
-pub struct Config {
-    /// MAC address of the paired network device.
-    pub mac: [u8; 6],
-    /// Completion vectors, at least 1.
-    pub num_vectors: Le16,
-    /// Doorbell pages, 0 without USER_DOORBELL.
-    pub doorbell_pages: Le32,
-    /// On PCI: the BAR that holds the doorbell pages.
-    pub doorbell_bar: u8,
-    /// Zero.
-    pub reserved: [u8; 3],
-    /// Offset of page 0 in that BAR.
-    pub doorbell_offset: Le64,
-}
+wire_structs! {
+    /// Device configuration (section 2).
+    Config[24] {
+        /// MAC address of the paired network device.
+        mac: [u8; 6],
+        /// Completion vectors, at least 1.
+        num_vectors: Le16,
+        /// Doorbell pages, 0 without USER_DOORBELL.
+        doorbell_pages: Le32,
+        /// On PCI: the BAR that holds the doorbell pages.
+        doorbell_bar: u8,
+        /// Zero.
+        reserved: [u8; 3],
+        /// Offset of page 0 in that BAR.
+        doorbell_offset: Le64,
+    }
 
-/// Completion event (section 8).
-#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
-#[repr(C)]
-pub struct CompletionEvent {
-    /// The CQ.
-    pub cqn: Le32,
-    /// The arming sequence that fired.
-    pub sequence: Le32,
-}
+    /// Completion event (section 8).
+    CompletionEvent[8] {
+        /// The CQ.
+        cqn: Le32,
+        /// The arming sequence that fired.
+        sequence: Le32,
+    }
 
-/// Asynchronous event (section 8).
-#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
-#[repr(C)]
-pub struct AsyncEventBuffer {
-    /// The type's number.
-    pub kind: Le32,
-    /// CQN, QPN, SRQ or port.
-    pub handle: Le32,
-    /// Zero.
-    pub reserved: Le64,
+    /// Asynchronous event (section 8).
+    AsyncEventBuffer[16] {
+        /// The type's number.
+        kind: Le32,
+        /// CQN, QPN, SRQ or port.
+        handle: Le32,
+        /// Zero.
+        reserved: Le64,
+    }
 }
-
-const _: () = {
-    assert!(size_of::<Config>() == 24);
-    assert!(size_of::<CompletionEvent>() == 8);
-    assert!(size_of::<AsyncEventBuffer>() == 16);
-};

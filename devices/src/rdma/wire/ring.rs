@@ -110,32 +110,32 @@ pub mod send_flag {
     pub const ALL: u8 = SIGNALED | SOLICITED | FENCE | INLINE;
 }
 
-/// The first 64 bytes of a send WQE (section 5).
-#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
-#[repr(C)]
-pub struct SendWqeHeader {
-    /// Echoed in the CQE.
-    pub wr_id: Le64,
-    /// One of [`send_opcode`].
-    pub opcode: u8,
-    /// Bits of [`send_flag`].
-    pub flags: u8,
-    /// SGEs that follow; 0 with INLINE.
-    pub num_sge: Le16,
-    /// Inline bytes that follow.
-    pub inline_len: Le32,
-    /// Immediate data untouched, or le32 key to invalidate.
-    pub imm: [u8; 4],
-    /// Remote key.
-    pub rkey: Le32,
-    /// Remote address. From here on a datagram has its [`DatagramAddress`].
-    pub remote_addr: Le64,
-    /// Atomics: compare or add operand; ATOMIC_WRITE: the value; FLUSH: bytes of the range.
-    pub compare_add: Le64,
-    /// Atomics: swap operand; FLUSH: [`flush`].
-    pub swap: Le64,
-    /// REG_MR: le32 entries of the list and u8 page_shift. XRC: le32 SRQ. Else zero.
-    pub extra: [u8; 16],
+wire_structs! {
+    /// The first 64 bytes of a send WQE (section 5).
+    SendWqeHeader[64] {
+        /// Echoed in the CQE.
+        wr_id: Le64,
+        /// One of [`send_opcode`].
+        opcode: u8,
+        /// Bits of [`send_flag`].
+        flags: u8,
+        /// SGEs that follow; 0 with INLINE.
+        num_sge: Le16,
+        /// Inline bytes that follow.
+        inline_len: Le32,
+        /// Immediate data untouched, or le32 key to invalidate.
+        imm: [u8; 4],
+        /// Remote key.
+        rkey: Le32,
+        /// Remote address. From here on a datagram has its [`DatagramAddress`].
+        remote_addr: Le64,
+        /// Atomics: compare or add operand; ATOMIC_WRITE: the value; FLUSH: bytes of the range.
+        compare_add: Le64,
+        /// Atomics: swap operand; FLUSH: [`flush`].
+        swap: Le64,
+        /// REG_MR: le32 entries of the list and u8 page_shift. XRC: le32 SRQ. Else zero.
+        extra: [u8; 16],
+    }
 }
 
 impl SendWqeHeader {
@@ -158,26 +158,26 @@ impl SendWqeHeader {
     }
 }
 
-/// Bytes 24 to 55 of the send WQE of a datagram QP: the whole address (section 5).
-#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
-#[repr(C)]
-pub struct DatagramAddress {
-    /// The receiving QP, or [`MULTICAST_QPN`].
-    pub dest_qpn: Le32,
-    /// Its Q_Key; with [`QKEY_OWN`], the sending QP's own counts.
-    pub qkey: Le32,
-    /// Where the receiving QP is, or the multicast group; network order.
-    pub dgid: [u8; 16],
-    /// 20 bits.
-    pub flow_label: Le32,
-    /// Our GID.
-    pub sgid_index: u8,
-    /// Of the GRH.
-    pub hop_limit: u8,
-    /// Of the GRH.
-    pub traffic_class: u8,
-    /// Service level.
-    pub sl: u8,
+wire_structs! {
+    /// Bytes 24 to 55 of the send WQE of a datagram QP: the whole address (section 5).
+    DatagramAddress[32] {
+        /// The receiving QP, or [`MULTICAST_QPN`].
+        dest_qpn: Le32,
+        /// Its Q_Key; with [`QKEY_OWN`], the sending QP's own counts.
+        qkey: Le32,
+        /// Where the receiving QP is, or the multicast group; network order.
+        dgid: [u8; 16],
+        /// 20 bits.
+        flow_label: Le32,
+        /// Our GID.
+        sgid_index: u8,
+        /// Of the GRH.
+        hop_limit: u8,
+        /// Of the GRH.
+        traffic_class: u8,
+        /// Service level.
+        sl: u8,
+    }
 }
 
 /// The QPN that datagrams to a multicast group name.
@@ -186,40 +186,26 @@ pub const MULTICAST_QPN: u32 = 0xff_ffff;
 /// Bit of a WQE's Q_Key: the sending QP's own is meant.
 pub const QKEY_OWN: u32 = 1 << 31;
 
-/// A scatter/gather element (section 5).
-#[derive(
-    Clone,
-    Copy,
-    Debug,
-    Default,
-    PartialEq,
-    Eq,
-    FromBytes,
-    IntoBytes,
-    Immutable,
-    KnownLayout,
-    Unaligned,
-)]
-#[repr(C)]
-pub struct Sge {
-    /// Address in the region's own terms.
-    pub addr: Le64,
-    /// Bytes.
-    pub length: Le32,
-    /// Local key.
-    pub lkey: Le32,
-}
+wire_structs! {
+    /// A scatter/gather element (section 5).
+    Sge[16] {
+        /// Address in the region's own terms.
+        addr: Le64,
+        /// Bytes.
+        length: Le32,
+        /// Local key.
+        lkey: Le32,
+    }
 
-/// The first 16 bytes of a receive WQE (section 6).
-#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
-#[repr(C)]
-pub struct ReceiveWqeHeader {
-    /// Echoed in the CQE.
-    pub wr_id: Le64,
-    /// SGEs that follow.
-    pub num_sge: Le16,
-    /// Zero.
-    pub reserved: [u8; 6],
+    /// The first 16 bytes of a receive WQE (section 6).
+    ReceiveWqeHeader[16] {
+        /// Echoed in the CQE.
+        wr_id: Le64,
+        /// SGEs that follow.
+        num_sge: Le16,
+        /// Zero.
+        reserved: [u8; 6],
+    }
 }
 
 /// CQE status: the verbs' numbers (section 7).
@@ -298,63 +284,51 @@ pub mod cqe_flag {
     pub const XRC: u16 = 32;
 }
 
-/// A CQE without its last word, the phase (section 7).
-#[derive(
-    Clone,
-    Copy,
-    Debug,
-    Default,
-    PartialEq,
-    Eq,
-    FromBytes,
-    IntoBytes,
-    Immutable,
-    KnownLayout,
-    Unaligned,
-)]
-#[repr(C)]
-pub struct Cqe {
-    /// Of the WQE.
-    pub wr_id: Le64,
-    /// One of [`cqe_status`].
-    pub status: u8,
-    /// One of [`cqe_opcode`].
-    pub opcode: u8,
-    /// Bits of [`cqe_flag`].
-    pub flags: Le16,
-    /// Bytes received; for READ and atomics, bytes read.
-    pub byte_len: Le32,
-    /// Immediate data untouched, or le32 key invalidated.
-    pub imm: [u8; 4],
-    /// The QP.
-    pub qpn: Le32,
-    /// The peer's QP.
-    pub src_qpn: Le32,
-    /// One of [`vendor_err`].
-    pub vendor_err: Le32,
-    /// Free-running index of the WQE.
-    pub wqe_index: Le32,
-    /// Service level.
-    pub sl: u8,
-    /// Zero.
-    pub reserved0: u8,
-    /// Index in the partition table.
-    pub pkey_index: Le16,
-    /// Nanoseconds of the device's clock.
-    pub timestamp: Le64,
-    /// Source MAC address.
-    pub smac: [u8; 6],
-    /// VLAN.
-    pub vlan: Le16,
-    /// XRC: the SRQ.
-    pub srqn: Le32,
+wire_structs! {
+    /// A CQE without its last word, the phase (section 7).
+    Cqe[60] {
+        /// Of the WQE.
+        wr_id: Le64,
+        /// One of [`cqe_status`].
+        status: u8,
+        /// One of [`cqe_opcode`].
+        opcode: u8,
+        /// Bits of [`cqe_flag`].
+        flags: Le16,
+        /// Bytes received; for READ and atomics, bytes read.
+        byte_len: Le32,
+        /// Immediate data untouched, or le32 key invalidated.
+        imm: [u8; 4],
+        /// The QP.
+        qpn: Le32,
+        /// The peer's QP.
+        src_qpn: Le32,
+        /// One of [`vendor_err`].
+        vendor_err: Le32,
+        /// Free-running index of the WQE.
+        wqe_index: Le32,
+        /// Service level.
+        sl: u8,
+        /// Zero.
+        reserved0: u8,
+        /// Index in the partition table.
+        pkey_index: Le16,
+        /// Nanoseconds of the device's clock.
+        timestamp: Le64,
+        /// Source MAC address.
+        smac: [u8; 6],
+        /// VLAN.
+        vlan: Le16,
+        /// XRC: the SRQ.
+        srqn: Le32,
+    }
 }
 
 /// Bytes of a CQE in its ring: [`Cqe`] and the le32 phase.
 pub const CQE_SIZE: u64 = 64;
 
 /// Where in a CQE the le32 phase lies.
-pub const CQE_PHASE: u64 = 60;
+pub const CQE_PHASE: u64 = size_of::<Cqe>() as u64;
 
 /// Where the device found fault (section 9).
 pub mod vendor_err {
@@ -387,11 +361,3 @@ pub mod vendor_err {
     /// The key is in use, or not, where it must be the other way.
     pub const KEY_STATE: u32 = 13;
 }
-
-const _: () = {
-    assert!(size_of::<SendWqeHeader>() == 64);
-    assert!(size_of::<Sge>() == 16);
-    assert!(size_of::<DatagramAddress>() == 32);
-    assert!(size_of::<ReceiveWqeHeader>() == 16);
-    assert!(size_of::<Cqe>() as u64 == CQE_PHASE);
-};
