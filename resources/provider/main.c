@@ -42,6 +42,27 @@ static int vrdma_query_port(struct ibv_context *ibv_ctx, uint8_t port,
 	return ibv_cmd_query_port(ibv_ctx, port, attr, &cmd, sizeof(cmd));
 }
 
+static struct verbs_mr *vrdma_new_mr(void)
+{
+	struct verbs_mr *mr;
+
+	mr = calloc(1, sizeof(*mr));
+	if (!mr)
+		errno = ENOMEM;
+	return mr;
+}
+
+/* It, or NULL when the kernel refused. */
+static struct ibv_mr *vrdma_made_mr(struct verbs_mr *mr, int err)
+{
+	if (err) {
+		free(mr);
+		errno = err;
+		return NULL;
+	}
+	return &mr->ibv_mr;
+}
+
 static struct ibv_mr *vrdma_reg_mr(struct ibv_pd *pd, void *addr,
 				   size_t length, uint64_t hca_va, int access)
 {
@@ -50,19 +71,12 @@ static struct ibv_mr *vrdma_reg_mr(struct ibv_pd *pd, void *addr,
 	struct verbs_mr *mr;
 	int ret;
 
-	mr = calloc(1, sizeof(*mr));
-	if (!mr) {
-		errno = ENOMEM;
+	mr = vrdma_new_mr();
+	if (!mr)
 		return NULL;
-	}
 	ret = ibv_cmd_reg_mr(pd, addr, length, hca_va, access, mr, &cmd,
 			     sizeof(cmd), &resp, sizeof(resp));
-	if (ret) {
-		free(mr);
-		errno = ret;
-		return NULL;
-	}
-	return &mr->ibv_mr;
+	return vrdma_made_mr(mr, ret);
 }
 
 static struct ibv_mr *vrdma_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset,
@@ -72,20 +86,13 @@ static struct ibv_mr *vrdma_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset,
 	struct verbs_mr *mr;
 	int ret;
 
-	mr = calloc(1, sizeof(*mr));
-	if (!mr) {
-		errno = ENOMEM;
+	mr = vrdma_new_mr();
+	if (!mr)
 		return NULL;
-	}
 	/* Older libraries do not know the last argument, and ignore it. */
 	ret = ibv_cmd_reg_dmabuf_mr(pd, offset, length, iova, fd, access, mr,
 				    NULL);
-	if (ret) {
-		free(mr);
-		errno = ret;
-		return NULL;
-	}
-	return &mr->ibv_mr;
+	return vrdma_made_mr(mr, ret);
 }
 
 static int vrdma_rereg_mr(struct verbs_mr *mr, int flags, struct ibv_pd *pd,
@@ -115,18 +122,11 @@ static struct ibv_mr *vrdma_import_mr(struct ibv_pd *pd, uint32_t handle)
 	struct verbs_mr *mr;
 	int ret;
 
-	mr = calloc(1, sizeof(*mr));
-	if (!mr) {
-		errno = ENOMEM;
+	mr = vrdma_new_mr();
+	if (!mr)
 		return NULL;
-	}
 	ret = ibv_cmd_query_mr(pd, mr, handle);
-	if (ret) {
-		free(mr);
-		errno = ret;
-		return NULL;
-	}
-	return &mr->ibv_mr;
+	return vrdma_made_mr(mr, ret);
 }
 
 static void vrdma_unimport_mr(struct ibv_mr *ibv_mr)
