@@ -159,8 +159,7 @@ impl VirtioDevice for Block {
     fn write_config(&mut self, _offset: u64, _data: &[u8]) {}
 
     fn activate(&mut self, mut activation: Activation) -> Result<(), ActivateError> {
-        let active = activation.take_queue(0)?;
-        let queue = DeviceQueue::new(0, active, activation.memory, activation.interrupt);
+        let queue = activation.device_queue(0)?;
         let image = self.image.clone();
         self.worker = Some(Worker::spawn("block", move |poller| {
             run(poller, queue, &image)

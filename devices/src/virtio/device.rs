@@ -6,6 +6,7 @@ use std::sync::Arc;
 use virtio_queue::Queue;
 use vmm_sys_util::eventfd::EventFd;
 
+use super::queue::DeviceQueue;
 use crate::GuestRam;
 
 /// `VIRTIO_F_INDIRECT_DESC` (bit 28): buffers may be described by a table of descriptors. [`virtio_queue`] implements it.
@@ -58,6 +59,13 @@ impl Activation {
             .get_mut(usize::from(index))
             .and_then(Option::take)
             .ok_or(ActivateError::MissingQueue(index))
+    }
+
+    /// Takes queue `index` as a device works it.
+    pub(crate) fn device_queue(&mut self, index: u16) -> Result<DeviceQueue, ActivateError> {
+        let active = self.take_queue(index)?;
+        let (memory, interrupt) = (self.memory.clone(), self.interrupt.clone());
+        Ok(DeviceQueue::new(index, active, memory, interrupt))
     }
 }
 

@@ -42,8 +42,7 @@ impl VirtioDevice for Rng {
     }
     fn write_config(&mut self, _offset: u64, _data: &[u8]) {}
     fn activate(&mut self, mut activation: Activation) -> Result<(), ActivateError> {
-        let active = activation.take_queue(0)?;
-        let queue = DeviceQueue::new(0, active, activation.memory, activation.interrupt);
+        let queue = activation.device_queue(0)?;
         self.worker = Some(Worker::spawn("rng", move |poller| run(poller, queue))?);
         Ok(())
     }

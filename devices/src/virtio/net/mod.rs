@@ -208,12 +208,7 @@ impl VirtioDevice for Net {
     fn write_config(&mut self, _offset: u64, _data: &[u8]) {}
 
     fn activate(&mut self, mut activation: Activation) -> Result<(), ActivateError> {
-        let mut queue = |index| {
-            let active = activation.take_queue(index)?;
-            let (memory, interrupt) = (activation.memory.clone(), activation.interrupt.clone());
-            Ok::<_, ActivateError>(DeviceQueue::new(index, active, memory, interrupt))
-        };
-        let (rx, tx) = (queue(RX)?, queue(TX)?);
+        let (rx, tx) = (activation.device_queue(RX)?, activation.device_queue(TX)?);
         let (backend, link, counters) = (
             self.backend.clone(),
             self.link.clone(),

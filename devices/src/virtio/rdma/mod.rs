@@ -207,10 +207,9 @@ impl VirtioRdma {
         let waiter = Arc::new(Waiter::new()?);
         let memory = activation.memory.clone();
         let mut take = |index: u16| -> Result<DeviceQueue, ActivateError> {
-            let active = activation.take_queue(index)?;
-            waiter.add_event(&active.kick, Token::Queue(index))?;
-            let interrupt = activation.interrupt.clone();
-            Ok(DeviceQueue::new(index, active, memory.clone(), interrupt))
+            let queue = activation.device_queue(index)?;
+            waiter.add_event(&queue.kick_fd(), Token::Queue(index))?;
+            Ok(queue)
         };
         let control = take(CONTROL)?;
         let mut events = vec![take(ASYNCHRONOUS)?, take(COMPLETION)?];

@@ -19,7 +19,6 @@ use std::sync::Arc;
 use virtio_bindings::virtio_ids::VIRTIO_ID_VSOCK;
 
 use self::muxer::Muxer;
-use super::queue::DeviceQueue;
 use super::worker::Worker;
 use super::{ActivateError, Activation, COMMON_FEATURES, VirtioDevice, read_config_image};
 
@@ -104,11 +103,7 @@ impl VirtioDevice for Vsock {
     fn write_config(&mut self, _offset: u64, _data: &[u8]) {}
 
     fn activate(&mut self, mut activation: Activation) -> Result<(), ActivateError> {
-        let mut queue = |index| {
-            let active = activation.take_queue(index)?;
-            let (memory, interrupt) = (activation.memory.clone(), activation.interrupt.clone());
-            Ok::<_, ActivateError>(DeviceQueue::new(index, active, memory, interrupt))
-        };
+        let mut queue = |index| activation.device_queue(index);
         let queues = [queue(0)?, queue(1)?, queue(2)?];
         let (cid, path, listener) = (self.cid.into(), self.path.clone(), self.listener.clone());
         let run = move |poller| Muxer::new(cid, &path, listener, poller, queues).run();
