@@ -176,6 +176,7 @@ impl Env<'_> {
     }
 
     /// Writes a CQE. False when the CQ takes no more; its QPs fail for that at the end of the round.
+    #[inline(always)]
     fn complete(&mut self, cqn: u32, cqe: &Cqe, solicited: bool) -> bool {
         self.cqs.complete(cqn, cqe, solicited, self.events).is_ok()
     }

@@ -199,7 +199,7 @@ impl Cqs {
     /// # Errors
     /// When the ring is full or the process's index is not one that it can have: nothing is written, the CQ is in error from now on, and
     /// the device tells the QPs bound to it (see [`Cqs::take_failed`]). And always after that.
-    #[inline]
+    #[inline(always)]
     pub fn complete(
         &mut self,
         cqn: u32,
@@ -310,8 +310,8 @@ impl CqRing {
         self.memory.at(self.ring + u64::from(slot) * CQE_SIZE)
     }
 
-    /// Writes a CQE under the phase of its index.
-    #[inline]
+    /// Writes a CQE under the phase of its index. Inlined up to where the CQE is made, so that its words are put together in registers.
+    #[inline(always)]
     fn write(&self, index: u32, cqe: &Cqe) {
         let pass = index / self.entries;
         let slot = Slot {
@@ -371,7 +371,7 @@ impl Cq {
         Some(self.producer.wrapping_sub(consumer))
     }
 
-    #[inline]
+    #[inline(always)]
     fn put(&mut self, cqe: &Cqe, timestamp: u64) {
         let cqe = Cqe {
             timestamp: Le64::new(timestamp),
