@@ -88,7 +88,7 @@ fn rate(rig: &Shared, load: Load, time: Duration) -> Result<f64> {
 fn latency(rig: &Shared, time: Duration) -> Result<f64> {
     Ok(rig
         .borrow_mut()
-        .latency(Load::one_by_one(Op::Write, 8), None, time)?
+        .latency(Load::one_by_one(Op::Write, 8), time)?
         .p50)
 }
 

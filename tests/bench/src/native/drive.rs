@@ -257,8 +257,14 @@ impl<'a> Requester<'a> {
         }
     }
 
-    /// Keeps all queues filled for a time, after a first stretch that does not count, and lets what is under way at the end complete.
-    pub fn stream(&mut self, load: Load, warm_up: Duration, time: Duration) -> Result<Moved> {
+    /// Keeps all queues but the first `spared` filled for a time, after a first stretch that does not count, and lets what is under way at
+    /// the end complete.
+    pub fn stream(
+        &mut self,
+        load: Load,
+        spared: usize,
+        (warm_up, time): (Duration, Duration),
+    ) -> Result<Moved> {
         assert!(
             load.depth.is_multiple_of(load.signal),
             "queues end on a signalled request"
@@ -269,7 +275,7 @@ impl<'a> Requester<'a> {
         let mut counted: Option<Instant> = None;
         let (mut messages, mut total) = (0, 0);
         let elapsed = loop {
-            self.refill(&mut flow, 0);
+            self.refill(&mut flow, spared);
             self.end.poll();
             let done = self.reap(cqs)?;
             total += done;
@@ -295,14 +301,15 @@ impl<'a> Requester<'a> {
     }
 
     /// Posts one message after the other to the first queue pair and waits for the completion of each, while the others are kept
-    /// filled with `beside`, if there is such a load. Nanoseconds of each go to `times`, as many as it has room for in `time`.
+    /// filled with `beside`, if there is such a load. Nanoseconds of each go to `times`, as many as it has room for in `time`. Gives the
+    /// messages a second that the others moved meanwhile.
     pub fn one_by_one(
         &mut self,
         load: Load,
         beside: Option<Load>,
         (warm_up, time): (Duration, Duration),
         times: &mut Vec<u64>,
-    ) -> Result<()> {
+    ) -> Result<f64> {
         let mut flow = Flow::new(load, self.far);
         let mut beside = beside.map(|load| Flow::new(load, self.far));
         let cqs = if beside.is_some() {
@@ -311,10 +318,11 @@ impl<'a> Requester<'a> {
             1
         };
         let begun = Instant::now();
-        loop {
+        let (mut others, mut since) = (0, begun);
+        let elapsed = loop {
             let posted = Instant::now();
             if enough(posted - begun, warm_up + time, times, times.capacity()) {
-                break;
+                break posted - since;
             }
             flow.write(self.end, self.far, 0, true);
             self.end.qps[0].publish_sends();
@@ -323,14 +331,18 @@ impl<'a> Requester<'a> {
                     self.refill(beside, 1);
                 }
                 self.end.poll();
-                self.reap(cqs)?;
+                others += self.reap(cqs)?;
             }
+            // The one of the first queue pair is not theirs.
+            others -= 1;
             if posted - begun >= warm_up {
                 times.push(posted.elapsed().as_nanos() as u64);
+            } else {
+                (others, since) = (0, Instant::now());
             }
-        }
+        };
         self.drain()?;
-        Ok(())
+        Ok(others as f64 / elapsed.as_secs_f64())
     }
 
     /// Lets everything that is under way complete. Messages that did.

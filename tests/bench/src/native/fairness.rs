@@ -1,4 +1,5 @@
-//! What queue pairs that carry bulk do to others: to the latency of small messages, and to each other's share.
+//! What queue pairs that carry bulk do to others: to the latency of small messages, and to each other's share. And what the small
+//! messages do to bulk.
 
 use std::time::Duration;
 
@@ -7,7 +8,7 @@ use anyhow::Result;
 use super::drive::{Load, Op};
 use super::end::Shape;
 use super::latency::{PERCENTILES, Percentile};
-use super::rig::{Rig, Shared};
+use super::rig::{Latency, Rig, Shared};
 use crate::options::{Options, size_label};
 use crate::samples::{Samples, interleaved};
 use crate::table::{Axis, Row, Table, Target};
@@ -45,8 +46,12 @@ fn beside(options: &Options, bulk: Load) -> Result<Vec<Row>> {
     let results = interleaved(
         options.rounds,
         &mut [
-            Box::new(|| rig.borrow_mut().latency(small, Some(bulk), time)),
-            Box::new(|| rig.borrow_mut().latency(small, None, time)),
+            Box::new(|| rig.borrow_mut().latency_beside(small, bulk, time)),
+            Box::new(|| Ok((rig.borrow_mut().latency(small, time)?, 0.0))),
+            Box::new(|| {
+                let alone = rig.borrow_mut().stream_beside(bulk, 1, time)?;
+                Ok((Latency::default(), alone.gbps))
+            }),
         ],
     )?;
     let case = format!(
@@ -56,7 +61,7 @@ fn beside(options: &Options, bulk: Load) -> Result<Vec<Row>> {
         bulk.depth
     );
     let row = |(percentile, figure): Percentile| {
-        let [ours, alone] = [0, 1].map(|n| Samples::of(&results[n], figure));
+        let [ours, alone] = [0, 1].map(|n| Samples::of(&results[n], |(small, _)| figure(small)));
         let row = Row::measured(format!("{percentile} {case}"), &ours, "us")
             .size(8)
             .qps(2);
@@ -67,7 +72,16 @@ fn beside(options: &Options, bulk: Load) -> Result<Vec<Row>> {
             row
         }
     };
-    Ok(PERCENTILES[..2].iter().copied().map(row).collect())
+    let mut rows: Vec<Row> = PERCENTILES[..2].iter().copied().map(row).collect();
+    let [ours, alone] = [0, 2].map(|n| Samples::of(&results[n], |(_, gbps)| *gbps));
+    let row = Row::measured(
+        format!("bulk: {} beside 8 B", bulk.op.name()),
+        &ours,
+        "Gb/s",
+    );
+    let row = row.size(bulk.size as u64).qps(2).depth(bulk.depth);
+    rows.push(row.against("alone", &ours, &alone));
+    Ok(rows)
 }
 
 /// Of several queue pairs that all carry the same, what the slowest gets.

@@ -56,7 +56,7 @@ fn measure(options: &Options, size: usize, ops: &[Op]) -> Result<Vec<Row>> {
     let mut subjects: Vec<Box<dyn FnMut() -> Result<Latency> + '_>> = Vec::new();
     for op in ops {
         let load = Load::one_by_one(*op, size);
-        subjects.push(Box::new(move || rig.borrow_mut().latency(load, None, time)));
+        subjects.push(Box::new(move || rig.borrow_mut().latency(load, time)));
     }
     // Bytes go the way that those of the operation go.
     subjects.push(Box::new(|| rig.borrow_mut().ping_pong(size, ANSWER, time)));

@@ -52,7 +52,7 @@ impl Stream {
 }
 
 /// Times from post to completion, or of round trips, in microseconds.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct Latency {
     /// Median.
     pub p50: f64,
@@ -189,26 +189,44 @@ impl Rig {
 
     /// Keeps the queues filled for a time.
     pub fn stream(&mut self, load: Load, time: Duration) -> Result<Stream> {
+        self.stream_beside(load, 0, time)
+    }
+
+    /// Keeps all queues but the first `idle` filled for a time.
+    pub fn stream_beside(&mut self, load: Load, idle: usize, time: Duration) -> Result<Stream> {
         let (moved, usage) = self.load(&load, |requester, _| {
-            requester.stream(load, warm_up(time), time)
+            requester.stream(load, idle, (warm_up(time), time))
         })?;
         let counted = (moved.messages as f64, moved.elapsed);
         Ok(Stream::new(load.size, counted, moved.total as f64, usage))
     }
 
-    /// One message after the other, on the first queue pair, all others idle or kept filled with another load.
-    pub fn latency(&mut self, load: Load, beside: Option<Load>, time: Duration) -> Result<Latency> {
-        self.load(&beside.unwrap_or(load), |requester, times| {
-            requester.one_by_one(load, beside, (warm_up(time), time), times)
+    /// One message after the other, on the first queue pair, all others idle.
+    pub fn latency(&mut self, load: Load, time: Duration) -> Result<Latency> {
+        self.load(&load, |requester, times| {
+            requester.one_by_one(load, None, (warm_up(time), time), times)
         })?;
         self.latencies()
+    }
+
+    /// One message after the other, on the first queue pair, while all others are kept filled with another load; and the Gb/s of that.
+    pub fn latency_beside(
+        &mut self,
+        load: Load,
+        bulk: Load,
+        time: Duration,
+    ) -> Result<(Latency, f64)> {
+        let (rate, _) = self.load(&bulk, |requester, times| {
+            requester.one_by_one(load, Some(bulk), (warm_up(time), time), times)
+        })?;
+        Ok((self.latencies()?, rate * bulk.size as f64 * 8e-9))
     }
 
     /// Keeps the queues filled for a time. Messages of each queue pair.
     pub fn shares(&mut self, load: Load, time: Duration) -> Result<Vec<u64>> {
         let before = self.counts();
         self.load(&load, |requester, _| {
-            requester.stream(load, warm_up(time), time)
+            requester.stream(load, 0, (warm_up(time), time))
         })?;
         let after = self.counts();
         Ok(after
@@ -340,7 +358,7 @@ pub fn beside_ping_pong(rig: &Shared, rounds: usize, time: Duration) -> Result<B
     let results = interleaved(
         rounds,
         &mut [
-            Box::new(|| rig.borrow_mut().latency(load, None, time)),
+            Box::new(|| rig.borrow_mut().latency(load, time)),
             Box::new(|| rig.borrow_mut().ping_pong(8, 8, time)),
         ],
     )?;
