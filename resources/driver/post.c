@@ -146,15 +146,23 @@ static int vrdma_fill_opcode(struct vrdma_dev *dev,
 	return 0;
 }
 
+/* What no peer hears of. */
+static bool vrdma_is_local(u8 opcode)
+{
+	return opcode == VIRTIO_RDMA_WQE_LOCAL_INV ||
+	       opcode == VIRTIO_RDMA_WQE_REG_MR;
+}
+
 /*
  * UC has no answers, and so neither READs nor atomics; a datagram is a SEND.
- * Those two have the opcodes 0 to 3.
+ * Of what peers hear those two have the opcodes 0 to 3.
  */
 static bool vrdma_can_send(const struct vrdma_qp *qp, u8 opcode)
 {
 	switch (qp->ibqp.qp_type) {
 	case IB_QPT_UC:
-		return opcode <= VIRTIO_RDMA_WQE_SEND_IMM;
+		return opcode <= VIRTIO_RDMA_WQE_SEND_IMM ||
+		       vrdma_is_local(opcode);
 	case IB_QPT_UD:
 	case IB_QPT_GSI:
 		return opcode == VIRTIO_RDMA_WQE_SEND ||
@@ -201,8 +209,7 @@ static int vrdma_fill_send(struct vrdma_dev *dev, struct vrdma_qp *qp,
 			return -EINVAL;
 		return vrdma_fill_inline(wqe, wr, qp->caps.inline_data);
 	}
-	if (wqe->opcode == VIRTIO_RDMA_WQE_LOCAL_INV ||
-	    wqe->opcode == VIRTIO_RDMA_WQE_REG_MR)
+	if (vrdma_is_local(wqe->opcode))
 		return 0;
 	wqe->num_sge = cpu_to_le16(wr->num_sge);
 	vrdma_fill_sges((struct virtio_rdma_sge *)(wqe + 1), wr->sg_list,

@@ -148,15 +148,24 @@ static int vrdma_fill_opcode(const struct vrdma_qp *qp,
 	return 0;
 }
 
+/* What no peer hears of. */
+static bool vrdma_is_local(uint8_t opcode)
+{
+	return opcode == VIRTIO_RDMA_WQE_LOCAL_INV ||
+	       opcode == VIRTIO_RDMA_WQE_BIND_MW;
+}
+
 /*
  * UC has no answers, and so neither READs nor atomics; a datagram is a SEND.
- * Those two have the opcodes 0 to 3. An XRC target has no keys to invalidate.
+ * Of what peers hear those two have the opcodes 0 to 3. An XRC target has no
+ * keys to invalidate.
  */
 static bool vrdma_can_send(const struct vrdma_qp *qp, uint8_t opcode)
 {
 	switch (qp->ibv_qp.qp_type) {
 	case IBV_QPT_UC:
-		return opcode <= VIRTIO_RDMA_WQE_SEND_IMM;
+		return opcode <= VIRTIO_RDMA_WQE_SEND_IMM ||
+		       vrdma_is_local(opcode);
 	case IBV_QPT_UD:
 		return opcode == VIRTIO_RDMA_WQE_SEND ||
 		       opcode == VIRTIO_RDMA_WQE_SEND_IMM;
@@ -199,8 +208,7 @@ static int vrdma_fill_send(const struct vrdma_qp *qp,
 			return EINVAL;
 		return vrdma_fill_inline(wqe, wr, qp->max_inline);
 	}
-	if (wqe->opcode == VIRTIO_RDMA_WQE_LOCAL_INV ||
-	    wqe->opcode == VIRTIO_RDMA_WQE_BIND_MW)
+	if (vrdma_is_local(wqe->opcode))
 		return 0;
 	wqe->num_sge = htole16(wr->num_sge);
 	vrdma_fill_sges((struct virtio_rdma_sge *)(wqe + 1), wr->sg_list,

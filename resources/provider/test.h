@@ -50,6 +50,7 @@ void test_wr(void);
 void test_parent_domain(void);
 void test_srq(void);
 void test_semantics(void);
+void test_windows(void);
 void test_xrc(void);
 
 #endif /* VRDMA_TEST_H */

@@ -160,6 +160,7 @@ int main(void)
 	test_parent_domain();
 	test_srq();
 	test_semantics();
+	test_windows();
 	test_xrc();
 	puts("virtio-rdma provider: rings as specified");
 	return 0;

@@ -15,31 +15,40 @@ static void semantics_13_an_unsupported_opcode_is_einval(void)
 	struct vrdma_cq *cq = new_cq(16);
 	struct vrdma_qp *qp = new_qp(
 		cq, (struct ibv_qp_cap){ 8, 1, 1, 1, 0 }, IBV_QPS_RTS);
-	/* The context of the test has atomics, UC and UD, and nothing else. */
+	/* The context of the test has atomics, UC and UD, and no windows. */
 	static const struct {
 		enum ibv_qp_type type;
 		uint32_t opcodes;
+		uint32_t keys;	/* more with windows */
 	} known[] = {
 		{ IBV_QPT_RC,
 		  1 << IBV_WR_RDMA_WRITE | 1 << IBV_WR_RDMA_WRITE_WITH_IMM |
 			  1 << IBV_WR_SEND | 1 << IBV_WR_SEND_WITH_IMM |
 			  1 << IBV_WR_RDMA_READ | 1 << IBV_WR_ATOMIC_CMP_AND_SWP |
-			  1 << IBV_WR_ATOMIC_FETCH_AND_ADD },
+			  1 << IBV_WR_ATOMIC_FETCH_AND_ADD,
+		  1 << IBV_WR_LOCAL_INV | 1 << IBV_WR_BIND_MW |
+			  1 << IBV_WR_SEND_WITH_INV },
 		{ IBV_QPT_UC,
 		  1 << IBV_WR_RDMA_WRITE | 1 << IBV_WR_RDMA_WRITE_WITH_IMM |
-			  1 << IBV_WR_SEND | 1 << IBV_WR_SEND_WITH_IMM },
-		{ IBV_QPT_UD, 1 << IBV_WR_SEND | 1 << IBV_WR_SEND_WITH_IMM },
+			  1 << IBV_WR_SEND | 1 << IBV_WR_SEND_WITH_IMM,
+		  1 << IBV_WR_LOCAL_INV | 1 << IBV_WR_BIND_MW },
+		{ IBV_QPT_UD, 1 << IBV_WR_SEND | 1 << IBV_WR_SEND_WITH_IMM, 0 },
 	};
+	const uint32_t kinds = sizeof(known) / sizeof(known[0]);
 	struct vrdma_ah ah = {};
-	uint32_t opcode, posted, i;
+	uint32_t opcode, opcodes, posted, i;
 
-	for (i = 0; i < sizeof(known) / sizeof(known[0]); i++) {
-		qp->ibv_qp.qp_type = known[i].type;
+	for (i = 0; i < 2 * kinds; i++) {
+		qp->windows = qp->invalidates = i >= kinds;
+		qp->ibv_qp.qp_type = known[i % kinds].type;
+		opcodes = known[i % kinds].opcodes;
+		if (qp->windows)
+			opcodes |= known[i % kinds].keys;
 		for (opcode = 0; opcode < 32; opcode++) {
 			struct ibv_send_wr wr = { .opcode = opcode }, *bad = NULL;
-			bool posts = known[i].opcodes & (1U << opcode);
+			bool posts = opcodes & (1U << opcode);
 
-			if (known[i].type == IBV_QPT_UD)
+			if (qp->ibv_qp.qp_type == IBV_QPT_UD)
 				wr.wr.ud.ah = &ah.ibv_ah;
 			posted = le32toh(qp->ctrl->sq_producer);
 			/* There is room for what is right. */

@@ -315,7 +315,7 @@ static uint64_t vrdma_wr_ops(const struct vrdma_qp *qp)
 		return sends | writes | IBV_QP_EX_WITH_RDMA_READ | local |
 		       (qp->atomics ? atomics : 0);
 	case IBV_QPT_UC:
-		return sends | writes;
+		return sends | writes | local;
 	case IBV_QPT_UD:
 		return sends;
 	default:

@@ -2,6 +2,7 @@
 
 mod fast;
 mod rereg;
+mod unacked;
 mod windows;
 
 use conformance::layout::{Cqe, send, wc};

@@ -1,7 +1,7 @@
 //! Memory windows of types 1 and 2 (2B).
 
 use conformance::layout::{Status, access, cqe_flag, send, state, wc, wc_opcode};
-use conformance::node::{Mr, Node};
+use conformance::node::{Mr, Node, QpOptions};
 use conformance::rings::SendWr;
 use conformance::side::{Connection, Side, SideOptions, connect, sides, success};
 use conformance::world::{Kind, Options, World};
@@ -15,7 +15,7 @@ const READ: u32 = access::REMOTE_READ;
 const ZERO_BASED: u32 = 32;
 
 /// The key with the next tag.
-fn next(key: u32) -> u32 {
+pub(super) fn next(key: u32) -> u32 {
     key & !0xff | (key + 1) & 0xff
 }
 
@@ -31,9 +31,9 @@ fn writes(world: &World, a: &mut Side, key: u32, addr: u64) -> bool {
 }
 
 /// A connection that ends with the value, before its memory is used for something else.
-struct Other {
-    near: Side,
-    far: Side,
+pub(super) struct Other {
+    pub(super) near: Side,
+    pub(super) far: Side,
 }
 
 impl Drop for Other {
@@ -52,9 +52,15 @@ impl Drop for Other {
     }
 }
 
-/// Another connection to the same process at the far side, in the same PD.
-fn another(world: &World, b: &Side) -> Other {
-    let options = SideOptions::default();
+/// Another connection of the same transport to the same process at the far side, in the same PD.
+pub(super) fn another(world: &World, b: &Side) -> Other {
+    let options = SideOptions {
+        qp: QpOptions {
+            kind: b.qp.kind,
+            ..QpOptions::default()
+        },
+        ..SideOptions::default()
+    };
     let a = Side::new(world.a(), &options);
     let cq = b.node.create_cq(b.context, 64, 0).expect("a CQ");
     let qp = b
@@ -77,7 +83,7 @@ fn another(world: &World, b: &Side) -> Other {
     Other { near: a, far }
 }
 
-fn region(node: &Node, side: &Side, rights: u32) -> Mr {
+pub(super) fn region(node: &Node, side: &Side, rights: u32) -> Mr {
     let buffer = node.memory.scattered(8192);
     node.reg_mr(side.context, side.pd, buffer, 100, 8000, rights)
         .expect("a region")
