@@ -195,7 +195,8 @@ impl RdmaDevice {
         &self.objects
     }
 
-    /// Drops all objects, and with them every use of guest memory. The fabric keeps its links.
+    /// Drops all objects, and with them every use of guest memory. The fabric keeps its links; peers that wait for an answer are told that
+    /// none comes.
     pub fn reset(&mut self) {
         self.fabric.forget_memory();
         self.fabric.announce(&[]);
@@ -208,6 +209,7 @@ impl RdmaDevice {
             self.engine.qp_destroyed(&mut self.objects, qpn);
             self.objects.remove_qp(qpn);
         }
+        self.engine.farewell(&mut *self.fabric);
         self.engine = Engine::default();
         self.objects = Objects::new(
             self.config.limits.clone(),

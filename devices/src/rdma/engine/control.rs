@@ -66,6 +66,12 @@ impl Engine {
         }
     }
 
+    /// All QPs were destroyed, and there will be no further round: sends what they owed.
+    pub fn farewell(&mut self, fabric: &mut dyn Fabric) {
+        self.lists.strays.send(fabric);
+        fabric.flush();
+    }
+
     /// Looks up all routes anew.
     pub(super) fn reroute(&mut self, objects: &mut Objects, fabric: &dyn Fabric, now: Instant) {
         let connected = |qp: &&Qp| qp.kind.is_connected() && qp.state.receives();
@@ -131,11 +137,11 @@ impl Env<'_> {
                     seq,
                     ..base
                 };
-                self.lists.stray(peer, ack);
+                self.lists.strays.push(peer, ack);
             }
             answers::abandon(qp);
             if let Some(refusal) = qp.transport.responder.nak {
-                self.lists.stray(peer, refusal.frame(base));
+                self.lists.strays.push(peer, refusal.frame(base));
             }
         }
         self.let_go(qp);

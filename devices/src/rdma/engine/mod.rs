@@ -17,6 +17,7 @@
 //! | [`flush`] | the error state |
 //! | [`scheduler`] | which QP has its turn; doorbells; going to sleep |
 //! | [`sink`] | frames to the QPs that they are for |
+//! | [`strays`] | what is owed to peers by no QP |
 //! | [`control`] | changes of state that a command brings about |
 //! | [`timer`], [`sge`], [`completion`], [`transport`] | timers, local memory, CQEs, what a connection remembers |
 //!
@@ -27,7 +28,6 @@ use std::time::Instant;
 
 use super::events::{EventKind, Events};
 use super::fabric::PeerId;
-use super::fabric::frame::FrameHeader;
 use super::memory::{DmaSpace, Memory, Segment};
 use super::objects::{Cqs, GidTable, Objects, Qp, QpState, ReceiveWqe, RingFault, Srqs, Taker};
 use super::stats::Stats;
@@ -50,6 +50,7 @@ mod retry;
 mod scheduler;
 mod sge;
 mod sink;
+mod strays;
 mod timer;
 mod transport;
 mod uc;
@@ -63,12 +64,11 @@ mod test_utils;
 mod tests;
 
 pub use sink::Receiver;
+pub use strays::Vacant;
 pub use transport::Transport;
 
+use strays::Strays;
 use timer::Timers;
-
-/// Answers to frames that no QP will answer, at most; a peer that asks faster is not told each time.
-const MAX_STRAYS: usize = 256;
 
 /// The engine of a device. What it remembers of a QP lies with the QP ([`Transport`]).
 #[derive(Debug, Default)]
@@ -90,19 +90,11 @@ struct Lists {
     owing: VecDeque<u32>,
     timers: Timers,
     /// Frames for peers that belong to no QP, or no more.
-    strays: VecDeque<(PeerId, FrameHeader)>,
+    strays: Strays,
     /// Receives whose CQE waits for the fabric to let go of memory.
     deferred: VecDeque<deferred::Deferred>,
     /// Work requests are about to be flushed whose memory the fabric may still be using.
     forget: bool,
-}
-
-impl Lists {
-    fn stray(&mut self, peer: PeerId, frame: FrameHeader) {
-        if self.strays.len() < MAX_STRAYS && self.strays.back() != Some(&(peer, frame)) {
-            self.strays.push_back((peer, frame));
-        }
-    }
 }
 
 /// Room that is used again and again, so that nothing is allocated per message. Empty between uses.

@@ -39,7 +39,7 @@ pub(super) enum Step {
 /// One bounded round: takes WQEs, up to `limit` of them, and sends frames.
 pub(super) fn step(qp: &mut Qp, env: &mut Env<'_>, fabric: &mut dyn Fabric, limit: usize) -> Step {
     let (mut messages, mut bytes) = (0, 0);
-    retry::ask(qp, fabric);
+    retry::ask(qp, env.now, fabric);
     let step = loop {
         if bytes >= ROUND_BYTES {
             break Step::Worked;

@@ -20,6 +20,9 @@ const ASK_DOUBLINGS: u8 = 6;
 /// A peer that is there but has not answered for this long is asked.
 const ASK_OVERDUE: Duration = Duration::from_millis(200);
 
+/// A QP that answers no question is not lost before this time while the link to its peer lives: an answer may have much before it.
+const SILENT_QP: Duration = Duration::from_secs(30);
+
 /// Notes that the peer has answered for all before `seq`. False when that cannot be.
 pub(super) fn acknowledged(qp: &mut Qp, env: &mut Env<'_>, seq: u32) -> bool {
     let requester = &mut qp.transport.requester;
@@ -34,7 +37,7 @@ pub(super) fn acknowledged(qp: &mut Qp, env: &mut Env<'_>, seq: u32) -> bool {
         env.retried(qp);
     }
     let requester = &mut qp.transport.requester;
-    requester.ask = false;
+    (requester.ask, requester.asked_first) = (false, None);
     if before(requester.acked, seq) {
         requester.acked = seq;
         progress(requester, env.now);
@@ -45,14 +48,14 @@ pub(super) fn acknowledged(qp: &mut Qp, env: &mut Env<'_>, seq: u32) -> bool {
 
 /// Something was answered: the timer runs anew, and the peer has a receive again.
 pub(super) fn progress(requester: &mut Requester, now: Instant) {
-    requester.since = Some(now);
+    (requester.since, requester.asked_first) = (Some(now), None);
     (requester.rnr_tries, requester.seq_tries, requester.asked) = (0, 0, 0);
 }
 
 /// Goes back to the oldest message that is not complete; what was answered is stepped over.
 pub(super) fn go_back(requester: &mut Requester) {
     (requester.position, requester.offset, requester.reads) = (0, 0, 0);
-    requester.ask = false;
+    (requester.ask, requester.asked_first) = (false, None);
     requester.placing = None;
     for message in &mut requester.messages {
         if message.standing == Standing::Pending {
@@ -128,20 +131,8 @@ pub(super) fn timeout(qp: &mut Qp, env: &mut Env<'_>, fabric: &dyn Fabric) {
         watch(qp, env);
         return;
     }
-    let peer = qp.transport.peer;
-    let (alive, times) = match requester.wait {
-        Wait::NoQp { since: silent, .. } => (silent.max(since), 1),
-        _ => {
-            let heard = peer.and_then(|peer| fabric.last_heard(peer));
-            let up = peer.is_some_and(|peer| fabric.is_up(peer));
-            let times = if up { PATIENCE_WHILE_UP } else { 1 };
-            (heard.map_or(since, |heard| since.max(heard)), times)
-        }
-    };
-    let patience = patience(qp).map(|patience| patience * times);
-    if let Some(patience) = patience
-        && env.now.saturating_duration_since(alive) >= patience
-    {
+    let end = end_of_patience(qp, fabric, since);
+    if end.is_some_and(|end| end <= env.now) {
         env.stats.device.timeouts.add(1);
         qp.stats.timeouts.add(1);
         fail_oldest(qp, env, cqe_status::RETRY_EXC_ERR, vendor_err::UNREACHABLE);
@@ -164,9 +155,28 @@ pub(super) fn timeout(qp: &mut Qp, env: &mut Env<'_>, fabric: &dyn Fabric) {
     }
     watch(qp, env);
     // No later than the end of patience.
-    if let Some(patience) = patience {
-        env.arm(qp, alive + patience);
+    if let Some(end) = end {
+        env.arm(qp, end);
     }
+}
+
+/// When the peer is lost if nothing comes from it any more, or nothing from the QP there. `since` is the last progress.
+fn end_of_patience(qp: &Qp, fabric: &dyn Fabric, since: Instant) -> Option<Instant> {
+    let patience = patience(qp)?;
+    let requester = &qp.transport.requester;
+    if let Wait::NoQp { since: silent, .. } = requester.wait {
+        return Some(silent.max(since) + patience);
+    }
+    let peer = qp.transport.peer;
+    let heard = peer.and_then(|peer| fabric.last_heard(peer));
+    let alive = heard.map_or(since, |heard| since.max(heard));
+    if !peer.is_some_and(|peer| fabric.is_up(peer)) {
+        return Some(alive + patience);
+    }
+    let patience = patience * PATIENCE_WHILE_UP;
+    let unanswered = requester.asked_first;
+    let silent = unanswered.map(|asked| asked + patience.max(SILENT_QP));
+    Some((alive + patience).min(silent.unwrap_or(alive + patience)))
 }
 
 /// The peer knows no such QP.
@@ -183,7 +193,7 @@ pub(super) fn no_such_qp(qp: &mut Qp, env: &mut Env<'_>) {
 }
 
 /// Sends the question that an overdue answer calls for: an old number, which has no effect (docs/fabric.md, section 3).
-pub(super) fn ask(qp: &mut Qp, fabric: &mut dyn Fabric) {
+pub(super) fn ask(qp: &mut Qp, now: Instant, fabric: &mut dyn Fabric) {
     let requester = &mut qp.transport.requester;
     if !requester.ask {
         return;
@@ -209,7 +219,9 @@ pub(super) fn ask(qp: &mut Qp, fabric: &mut dyn Fabric) {
         ..FrameHeader::default()
     };
     // It needs no room, so that a long message does not keep it back. Not taken: the timer asks again.
-    let _ = fabric.send(peer, &header, &[], &[]);
+    if fabric.send(peer, &header, &[], &[]).is_ok() {
+        qp.transport.requester.asked_first.get_or_insert(now);
+    }
 }
 
 #[cfg(test)]
@@ -508,6 +520,82 @@ mod tests {
         node.fabric.room = usize::MAX;
         let rest = node.sent();
         assert_eq!(rest[0].header.offset, 3 * 65_536);
+        node.take(ack(&queue, SQ_PSN + 1), &[]);
+        assert_eq!(node.done(&mut queue), [(1, 0)]);
+    }
+
+    #[test]
+    fn a_qp_that_answers_no_question_is_lost_although_its_link_lives() {
+        let (mut node, mut queue) = sending(1);
+        let silent = Duration::from_secs(30);
+        let start = node.now;
+        while node.now < start + silent {
+            node.fabric.heard = Some(node.now);
+            assert_eq!(node.done(&mut queue), [], "{:?}", node.now - start);
+            node.pass(100 * MS);
+        }
+        while node.now < start + silent + 2 * ASK_OVERDUE {
+            node.fabric.heard = Some(node.now);
+            node.pass(100 * MS);
+        }
+        assert_eq!(node.done(&mut queue), [(1, cqe_status::RETRY_EXC_ERR)]);
+        assert_eq!(node.objects.stats.device.timeouts.get(), 1);
+    }
+
+    #[test]
+    fn patience_that_is_longer_than_silence_may_last_is_kept() {
+        let mut node = Node::new();
+        // 4.3 s, eight times, and four times that.
+        let mut queue = node.connected_with(64, PEER_QPN, |a| a.timeout = 20);
+        let post = write(&node, 1, 8);
+        node.send(&mut queue, post);
+        node.sent();
+        let patience = PATIENCE_WHILE_UP * patience(node.qp(&queue)).unwrap();
+        let start = node.now;
+        while node.now < start + patience {
+            node.fabric.heard = Some(node.now);
+            node.pass(100 * MS);
+            assert_eq!(node.done(&mut queue), [], "{:?}", node.now - start);
+        }
+        node.fabric.heard = Some(node.now);
+        node.pass(2 * ASK_OVERDUE);
+        assert_eq!(node.done(&mut queue), [(1, cqe_status::RETRY_EXC_ERR)]);
+    }
+
+    #[test]
+    fn a_question_that_was_never_sent_counts_for_nothing() {
+        let mut node = Node::new();
+        let mut queue = node.connected();
+        node.fabric.full = true;
+        let post = write(&node, 1, 8);
+        node.send(&mut queue, post);
+        for _ in 0..600 {
+            node.fabric.heard = Some(node.now);
+            node.pass(100 * MS);
+        }
+        assert_eq!(node.done(&mut queue), []);
+        node.fabric.full = false;
+        assert_eq!(numbers(&mut node), [SQ_PSN]);
+        node.take(ack(&queue, SQ_PSN + 1), &[]);
+        assert_eq!(node.done(&mut queue), [(1, 0)]);
+    }
+
+    #[test]
+    fn what_was_asked_before_a_link_was_lost_counts_for_nothing() {
+        let mut node = Node::new();
+        let mut queue = node.connected_with(64, PEER_QPN, |a| a.timeout = 20);
+        let post = write(&node, 1, 8);
+        node.send(&mut queue, post);
+        for _ in 0..30 {
+            for _ in 0..100 {
+                node.fabric.heard = Some(node.now);
+                node.pass(100 * MS);
+            }
+            node.link_down();
+            node.pass(MS);
+            node.link_up();
+        }
+        assert_eq!(node.done(&mut queue), []);
         node.take(ack(&queue, SQ_PSN + 1), &[]);
         assert_eq!(node.done(&mut queue), [(1, 0)]);
     }

@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use super::transport::{Requester, before};
 use super::{Engine, Env, Owes, answers, flush, requester, retry, uc, ud, unacked};
-use crate::rdma::fabric::{Fabric, SendError};
+use crate::rdma::fabric::Fabric;
 use crate::rdma::objects::{Objects, Qp, QpKind, QpState, kick_fence};
 use crate::rdma::wire::kick;
 
@@ -73,17 +73,7 @@ impl Engine {
 
     /// Sends what QPs owe.
     fn answer(&mut self, objects: &mut Objects, fabric: &mut dyn Fabric, now: Instant) -> bool {
-        let mut worked = false;
-        for _ in 0..self.lists.strays.len() {
-            let Some((peer, frame)) = self.lists.strays.pop_front() else {
-                break;
-            };
-            if fabric.send(peer, &frame, &[], &[]) == Err(SendError::Full) {
-                self.lists.strays.push_back((peer, frame));
-            } else {
-                worked = true;
-            }
-        }
+        let mut worked = self.lists.strays.send(fabric);
         begin_elsewhere(&mut self.lists.owing);
         for _ in 0..self.lists.owing.len() {
             let Some(qpn) = self.lists.owing.pop_front() else {

@@ -22,12 +22,12 @@ pub struct Receiver<'a> {
 
 /// What a frame's type makes of it.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Class {
+pub(super) enum Class {
     Request,
     Answer,
 }
 
-fn class(kind: u8) -> Option<Class> {
+pub(super) fn class(kind: u8) -> Option<Class> {
     match kind {
         kind::SEND | kind::WRITE | kind::READ | kind::ATOMIC => Some(Class::Request),
         kind::READ_DATA | kind::ATOMIC_DATA | kind::ACK | kind::NAK => Some(Class::Answer),
@@ -66,15 +66,7 @@ impl Receiver<'_> {
         }
         self.objects.stats.device.rx_discarded.add(1);
         if class == Class::Request {
-            let refusal = FrameHeader {
-                kind: kind::NAK,
-                dst_qpn: header.src_qpn,
-                src_qpn: header.dst_qpn,
-                rkey: nak::NO_QP,
-                lane: header.lane,
-                ..FrameHeader::default()
-            };
-            self.engine.lists.stray(peer, refusal);
+            self.engine.lists.strays.refuse(peer, header);
         }
         None
     }
@@ -152,7 +144,7 @@ impl Sink for Receiver<'_> {
                 lanes::link_lost(qp);
             }
         }
-        self.engine.lists.strays.retain(|(to, _)| *to != peer);
+        self.engine.lists.strays.forget(peer);
     }
 
     fn routes_changed(&mut self) {

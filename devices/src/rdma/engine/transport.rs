@@ -142,6 +142,8 @@ pub(super) struct Requester {
     pub asked: u8,
     /// An answer is overdue: ask for it.
     pub ask: bool,
+    /// When that was first asked of which nothing has come.
+    pub asked_first: Option<Instant>,
     /// Last progress, or when the first of `messages` was taken.
     pub since: Option<Instant>,
     /// A change to SQD waits for the queue to drain, and an event was asked for.

@@ -9,9 +9,9 @@ use vmm_sys_util::eventfd::EventFd;
 
 use super::queues::{CONTROL, ControlQueue, DriverEvents};
 use super::wait::{Token, Waiter};
-use crate::rdma::fabric::frame::FrameHeader;
-use crate::rdma::fabric::{Fabric, PeerId, Placement, Sink};
-use crate::rdma::memory::{DmaSpace, Segment};
+use crate::rdma::engine::Vacant;
+use crate::rdma::fabric::Fabric;
+use crate::rdma::memory::DmaSpace;
 use crate::rdma::stats::Stats;
 use crate::rdma::wire::feature;
 use crate::rdma::{DeviceConfig, RdmaDevice, Sleep};
@@ -138,7 +138,7 @@ impl Worker {
         }
     }
 
-    /// Without a driver: keeps the fabric's links alive and throws away what comes for the device.
+    /// Without a driver: keeps the fabric's links alive and tells peers that nobody is there.
     fn idle(&self, fabric: &mut dyn Fabric) -> Next {
         let waiter = match self.idle_waiter(fabric) {
             Ok(waiter) => waiter,
@@ -147,14 +147,12 @@ impl Worker {
                 return Next::End;
             }
         };
-        let mut tokens = Vec::new();
+        let (mut vacant, mut tokens) = (Vacant::default(), Vec::new());
         loop {
             if let Some(next) = self.told() {
                 return next;
             }
-            let worked = fabric.poll(&mut Nobody);
-            fabric.flush();
-            if !worked {
+            if !vacant.poll(fabric) {
                 waiter.wait(None, &mut tokens);
             }
         }
@@ -246,19 +244,6 @@ impl Worker {
             device.doorbell(page);
         }
     }
-}
-
-/// No device: what comes for it is thrown away, and the peers' queue pairs find nobody.
-struct Nobody;
-
-impl Sink for Nobody {
-    fn place(&mut self, _: PeerId, _: &FrameHeader, _: u32, _: &mut Vec<Segment>) -> Placement {
-        Placement::Discard
-    }
-    fn frame(&mut self, _: PeerId, _: &FrameHeader, _: Placement, _: &[u8]) {}
-    fn peer_up(&mut self, _: PeerId) {}
-    fn peer_down(&mut self, _: PeerId) {}
-    fn routes_changed(&mut self) {}
 }
 
 #[cfg(test)]

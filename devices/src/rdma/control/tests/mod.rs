@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex};
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::rdma::events::{AsyncEvent, EventSink};
+use crate::rdma::fabric::Fabric;
 use crate::rdma::fabric::loopback::LoopbackFabric;
 use crate::rdma::stats::ObjectSnapshot;
 use crate::rdma::test_utils::FakeRam;
@@ -79,6 +80,10 @@ impl Rig {
     }
 
     fn with(limits: Limits, features: u64) -> Self {
+        Self::with_fabric(LoopbackFabric::new().unwrap(), limits, features)
+    }
+
+    fn with_fabric(fabric: impl Fabric + 'static, limits: Limits, features: u64) -> Self {
         let ram = Arc::new(FakeRam::new(RAM as usize));
         let seen = Arc::<Mutex<Seen>>::default();
         let config = DeviceConfig {
@@ -87,8 +92,8 @@ impl Rig {
             limits,
             features,
         };
-        let fabric = Box::new(LoopbackFabric::new().unwrap());
-        let device = RdmaDevice::new(config, ram.clone(), fabric, Box::new(Sink(seen.clone())));
+        let (fabric, sink) = (Box::new(fabric), Box::new(Sink(seen.clone())));
+        let device = RdmaDevice::new(config, ram.clone(), fabric, sink);
         Rig { ram, device, seen }
     }
 

@@ -2,6 +2,10 @@
 
 use super::*;
 use crate::rdma::events::EventKind;
+use crate::rdma::fabric::frame::{FrameHeader, flag, kind, nak};
+use crate::rdma::fabric::pair::{OTHER, pair};
+use crate::rdma::fabric::{self, PeerId, Placement};
+use crate::rdma::memory::Segment;
 use crate::rdma::objects::QpState;
 use crate::rdma::wire::*;
 
@@ -196,4 +200,76 @@ fn an_overflow_fails_the_queue_pairs_of_the_cq_and_no_others() {
     let events = std::mem::take(&mut rig.seen.lock().unwrap().events);
     let kinds: Vec<_> = events.iter().map(|e| (e.kind, e.handle)).collect();
     assert_eq!(kinds, [(EventKind::CqErr, cq), (EventKind::QpFatal, bound)]);
+}
+
+/// Answers that come to the peer: kinds, and what the last one says.
+#[derive(Default)]
+struct Answers(Vec<FrameHeader>);
+
+impl fabric::Sink for Answers {
+    fn place(&mut self, _: PeerId, _: &FrameHeader, _: u32, _: &mut Vec<Segment>) -> Placement {
+        Placement::Discard
+    }
+    fn frame(&mut self, _: PeerId, header: &FrameHeader, _: Placement, _: &[u8]) {
+        self.0.push(*header);
+    }
+    fn peer_up(&mut self, _: PeerId) {}
+    fn peer_down(&mut self, _: PeerId) {}
+    fn routes_changed(&mut self) {}
+}
+
+#[test]
+fn a_reset_tells_peers_what_they_wait_for_in_vain() {
+    const PEER_GID: [u8; 16] = [7; 16];
+    const PAGES: u32 = 128;
+    let (near, mut far, _) = pair().unwrap();
+    let mut rig = Rig::with_fabric(near, small(), DeviceConfig::FEATURES);
+    far.announce(&[PEER_GID]);
+    rig.add_gid(0).unwrap();
+    let (pd, cq) = (rig.pd(0), rig.cq(0));
+    let qpn = rig.qp(0, pd, cq);
+    let pages: Vec<u64> = (0..u64::from(PAGES)).map(|n| 0x8000 + n * PAGE).collect();
+    let region = mr_body(pd, &pages, |mr| {
+        mr.access = Le32::new(access::REMOTE_READ);
+        mr.iova = Le64::new(0);
+    });
+    let rkey = rig.ask_handle(0, opcode::REG_MR, &region).unwrap();
+    rig.modify(qpn, TO_INIT, |a| {
+        a.state = QpState::Init as u8;
+        a.access = Le32::new(access::REMOTE_READ);
+    })
+    .unwrap();
+    rig.modify(qpn, TO_RTR, |a| {
+        a.state = QpState::Rtr as u8;
+        a.dest_qpn = Le32::new(0x77);
+        a.dgid = PEER_GID;
+    })
+    .unwrap();
+    let read = FrameHeader {
+        kind: kind::READ,
+        flags: flag::LAST,
+        dst_qpn: qpn,
+        src_qpn: 0x77,
+        rkey,
+        msg_len: PAGES * PAGE as u32,
+        ..FrameHeader::default()
+    };
+    far.send(OTHER, &read, &[], &[]).unwrap();
+    rig.device.poll();
+
+    rig.device.reset();
+
+    let mut answers = Answers::default();
+    while far.poll(&mut answers) {}
+    let (last, data) = answers.0.split_last().unwrap();
+    assert!(data.iter().all(|frame| frame.kind == kind::READ_DATA));
+    assert!(data.iter().all(|frame| frame.flags & flag::LAST == 0));
+    let refusal = FrameHeader {
+        kind: kind::NAK,
+        dst_qpn: 0x77,
+        src_qpn: qpn,
+        rkey: nak::NO_QP,
+        ..FrameHeader::default()
+    };
+    assert_eq!(*last, refusal);
 }

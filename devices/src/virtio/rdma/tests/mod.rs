@@ -9,7 +9,11 @@ use std::time::Instant;
 use vm_memory::{Bytes, GuestAddress};
 
 use super::*;
+use crate::rdma::fabric::frame::{FrameHeader, flag, kind, nak};
 use crate::rdma::fabric::loopback::LoopbackFabric;
+use crate::rdma::fabric::pair::{OTHER, pair_with};
+use crate::rdma::fabric::{PeerId, Placement, Sink};
+use crate::rdma::memory::Segment;
 use crate::rdma::stats::ThreadSnapshot;
 use crate::rdma::wire::{
     AddGidBody, CommandHeader, CreateCqBody, CreateQpBody, GID_TYPE_ROCE_V2, HandleBody,
@@ -345,6 +349,67 @@ fn after_a_reset_nothing_of_the_driver_is_touched() {
     rig.device.reset();
     rig.command_in_vain();
     rig.device.reset();
+}
+
+/// What comes at the other end of a device's fabric.
+#[derive(Default)]
+struct Heard(Vec<FrameHeader>);
+
+impl Sink for Heard {
+    fn place(&mut self, _: PeerId, _: &FrameHeader, _: u32, _: &mut Vec<Segment>) -> Placement {
+        Placement::Discard
+    }
+    fn frame(&mut self, _: PeerId, header: &FrameHeader, _: Placement, _: &[u8]) {
+        self.0.push(*header);
+    }
+    fn peer_up(&mut self, _: PeerId) {}
+    fn peer_down(&mut self, _: PeerId) {}
+    fn routes_changed(&mut self) {}
+}
+
+#[test]
+fn without_a_driver_requests_hear_that_there_is_no_such_qp() {
+    let (near, mut far, _) = pair_with(2).unwrap();
+    let options = RdmaOptions::new([2, 0, 0, 0, 0, 9]);
+    let _device = VirtioRdma::new(options, Box::new(near), Arc::default()).unwrap();
+    let kinds = [
+        (kind::SEND, 0),
+        (kind::WRITE, 5),
+        (kind::ACK, 0),
+        (kind::READ, 0),
+        (kind::READ_DATA, 5),
+        (kind::DATAGRAM, 40),
+        (kind::ATOMIC, 16),
+    ];
+    for (n, (kind, length)) in (1..).zip(kinds) {
+        let header = FrameHeader {
+            kind,
+            flags: flag::LAST,
+            dst_qpn: 0x1000 + n,
+            src_qpn: n,
+            seq: 77,
+            length,
+            msg_len: length,
+            lane: 1,
+            ..FrameHeader::default()
+        };
+        let payload = vec![0; length as usize];
+        far.send(OTHER, &header, &payload, &[]).unwrap();
+    }
+    let mut heard = Heard::default();
+    wait_until(|| {
+        far.poll(&mut heard);
+        heard.0.len() >= 4
+    });
+    let refusal = |n| FrameHeader {
+        kind: kind::NAK,
+        dst_qpn: n,
+        src_qpn: 0x1000 + n,
+        rkey: nak::NO_QP,
+        lane: 1,
+        ..FrameHeader::default()
+    };
+    assert_eq!(heard.0, [1, 2, 4, 7].map(refusal));
 }
 
 #[test]
