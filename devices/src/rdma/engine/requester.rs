@@ -860,6 +860,23 @@ mod tests {
     }
 
     #[test]
+    fn every_change_to_sqd_may_ask_for_an_event() {
+        let mut node = Node::new();
+        let queue = node.connected_with(64, PEER_QPN, |a| a.en_sqd_async = true);
+        let drained = (EventKind::SqDrained, queue.qpn);
+        for _ in 0..3 {
+            node.modify(&queue, QpState::Sqd);
+            assert_eq!(node.events(), [drained]);
+            node.modify(&queue, QpState::Rts);
+        }
+        // One that waits for a buffer stands for later ones.
+        node.modify(&queue, QpState::Sqd);
+        node.modify(&queue, QpState::Rts);
+        node.modify(&queue, QpState::Sqd);
+        assert_eq!(node.events(), [drained]);
+    }
+
+    #[test]
     fn sq_sig_all_signals_every_message() {
         let mut node = Node::new();
         let mut queue = node.connected();

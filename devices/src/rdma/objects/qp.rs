@@ -150,9 +150,12 @@ impl Qp {
         }
     }
 
-    /// Raises an event for this QP; once, until RESET.
+    /// Raises an event for this QP; once, until RESET, but SQ_DRAINED as often as it is asked for.
     pub fn raise(&mut self, kind: EventKind, events: &mut Events) {
-        events.raise(&mut self.raised, kind, self.qpn);
+        match kind {
+            EventKind::SqDrained => events.raise_again(&mut self.raised, kind, self.qpn),
+            _ => events.raise(&mut self.raised, kind, self.qpn),
+        }
     }
 
     /// Takes the QP to ERR, with an event if there is one to tell. Returns the state it was in.
@@ -188,7 +191,11 @@ impl Qp {
             old
         };
         check_transition(self.kind, old, new, mask)?;
-        let attrs = self.attrs.changed(body, limits, gids)?;
+        let mut attrs = self.attrs.changed(body, limits, gids)?;
+        if (old, new) == (QpState::Rts, QpState::Sqd) && mask & qp_mask::EN_SQD_ASYNC == 0 {
+            // Asked for with each change, not once for all.
+            attrs.en_sqd_async = false;
+        }
         self.attrs = attrs;
         self.state = new;
         if new == QpState::Reset {

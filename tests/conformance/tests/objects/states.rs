@@ -1,6 +1,6 @@
 //! The state table of a queue pair, and the attributes of each transition.
 
-use conformance::layout::{QpAttributes, Status, access, mask, state};
+use conformance::layout::{QpAttributes, Status, access, event, mask, state};
 use conformance::side::{Connection, Side, SideOptions, to_state};
 use conformance::world::World;
 
@@ -299,4 +299,29 @@ fn attribute_values_out_of_range_are_invalid() {
         "another current state"
     );
     a.node.modify_qp(context, &rts).expect("RTS");
+}
+
+#[test]
+fn each_change_to_sqd_that_asks_for_an_event_gets_one_and_no_other_does() {
+    let (world, _watchdog) = loopback();
+    let (a, _b) = qp_in(&world, state::RTS);
+    let node = &a.node;
+    node.events.take_asynchronous();
+    for asks in [true, false, true, true, false] {
+        let sqd = QpAttributes {
+            qpn: a.qp.qpn,
+            mask: mask::STATE | if asks { mask::EN_SQD_ASYNC } else { 0 },
+            state: state::SQD,
+            en_sqd_async: u8::from(asks),
+            ..Default::default()
+        };
+        node.modify_qp(a.context.handle, &sqd).expect("SQD");
+        world.settle();
+        let wanted = [(event::SQ_DRAINED, a.qp.qpn)];
+        let wanted = if asks { &wanted[..] } else { &[] };
+        assert_eq!(node.events.take_asynchronous(), wanted);
+        let said = node.query_qp(a.context.handle, a.qp.qpn).expect("QUERY_QP");
+        assert_eq!(said.en_sqd_async, u8::from(asks));
+        to_state(node, &a.qp, state::RTS).expect("RTS");
+    }
 }
