@@ -49,20 +49,9 @@ pub(super) fn place(
         duplicate(qp, env, header);
         return Placement::Discard;
     }
-    if header.seq != responder.expected {
-        if !responder.told {
-            responder.told = true;
-            owe_nak(qp, env, nak::SEQUENCE, 0);
-        }
-        env.discarded();
-        return Placement::Discard;
-    }
-    if header.offset > 0 && qp.transport.responder.incoming.is_none() {
-        // The rest of a message that has to come again.
-        if !qp.transport.responder.told {
-            qp.transport.responder.told = true;
-            owe_nak(qp, env, nak::SEQUENCE, 0);
-        }
+    // Another message, or the rest of one that has to come again.
+    if header.seq != responder.expected || header.offset > 0 && responder.incoming.is_none() {
+        owe_again(qp, env);
         env.discarded();
         return Placement::Discard;
     }
@@ -87,36 +76,47 @@ pub(super) fn place(
     }
 }
 
-/// Sends what a refusal calls for and, if it is final, ends the connection.
+/// Sends what a refusal of the expected message calls for and, if it is final, ends the connection.
 pub(super) fn refused(qp: &mut Qp, env: &mut Env<'_>, refuse: Refuse) {
+    let seq = qp.transport.responder.expected;
+    refused_at(qp, env, seq, refuse);
+}
+
+/// As [`refused`], of the message of that number.
+fn refused_at(qp: &mut Qp, env: &mut Env<'_>, seq: u32, refuse: Refuse) {
     match refuse {
         Refuse::NoReceive => {
             qp.transport.responder.told = true;
             env.stats.device.rnr_nak_sent.add(1);
             let timer = qp.attrs.min_rnr_timer.into();
-            owe_nak(qp, env, nak::RNR, timer);
+            owe_nak(qp, env, seq, nak::RNR, timer);
         }
         Refuse::Fatal(code, event) => {
             if code == nak::REMOTE_ACCESS {
                 env.stats.device.access_errors.add(1);
             }
-            owe_nak(qp, env, code, 0);
+            owe_nak(qp, env, seq, code, 0);
             env.error(qp, event);
         }
         Refuse::Ring => {
-            owe_nak(qp, env, nak::REMOTE_OPERATION, 0);
+            owe_nak(qp, env, seq, nak::REMOTE_OPERATION, 0);
             env.fatal(qp);
         }
     }
 }
 
-fn owe_nak(qp: &mut Qp, env: &mut Env<'_>, code: u32, aux: u32) {
+/// The peer is told that its requests have to come again from the expected one on.
+fn owe_again(qp: &mut Qp, env: &mut Env<'_>) {
     let responder = &mut qp.transport.responder;
-    responder.nak = Some(Refusal {
-        seq: responder.expected,
-        code,
-        aux,
-    });
+    if !responder.told {
+        responder.told = true;
+        let seq = responder.expected;
+        owe_nak(qp, env, seq, nak::SEQUENCE, 0);
+    }
+}
+
+fn owe_nak(qp: &mut Qp, env: &mut Env<'_>, seq: u32, code: u32, aux: u32) {
+    qp.transport.responder.nak = Some(Refusal { seq, code, aux });
     env.owe(qp);
 }
 
@@ -477,9 +477,12 @@ fn duplicate(qp: &mut Qp, env: &mut Env<'_>, header: &FrameHeader) {
             }
             let answer = if header.kind == kind::READ {
                 let checked = check_remote(qp, env, header, access::REMOTE_READ);
-                let Ok(scope) = checked.and_then(|()| xrc::scope(qp, env, header)) else {
-                    refused(qp, env, ACCESS);
-                    return;
+                let scope = match checked.and_then(|()| xrc::scope(qp, env, header)) {
+                    Ok(scope) => scope,
+                    Err(refuse) => {
+                        refused_at(qp, env, header.seq, refuse);
+                        return;
+                    }
                 };
                 Some(Answer::Read {
                     seq: header.seq,
@@ -1090,6 +1093,49 @@ mod tests {
             assert_eq!(node.sent()[0].payload, content);
         }
         assert_eq!(node.qp(&queue).transport.responder.expected, RQ_PSN + 2);
+    }
+
+    #[test]
+    fn a_read_that_is_refused_when_it_comes_again_is_refused_by_its_number() {
+        type Change = fn(&mut Node, &Queue, u32);
+        let cases: [(Change, u32, EventKind); 3] = [
+            (
+                |node, _, key| assert!(node.objects.memory.deregister(0, key).is_ok()),
+                nak::REMOTE_ACCESS,
+                EventKind::QpAccessErr,
+            ),
+            (
+                |node, queue, _| node.qp_mut(queue).attrs.access = 0,
+                nak::INVALID_REQUEST,
+                EventKind::QpReqErr,
+            ),
+            (
+                |node, queue, _| {
+                    let xrcd = node.objects.alloc_xrcd().unwrap();
+                    node.make_target(queue, xrcd);
+                },
+                nak::INVALID_REQUEST,
+                EventKind::QpReqErr,
+            ),
+        ];
+        for (change, code, event) in cases {
+            let mut node = Node::new();
+            let queue = node.connected();
+            let key = node.register(DATA, 4096, access::REMOTE_READ);
+            let mut header = read_from(&node, &queue, RQ_PSN, DATA, 64);
+            header.rkey = key;
+            node.take(header, &[]);
+            node.sent();
+            node.link_down();
+            node.link_up();
+            change(&mut node, &queue, key);
+
+            node.take(header, &[]);
+
+            assert_eq!(answers(&mut node), refused(RQ_PSN, code));
+            assert!(node.events().contains(&(event, queue.qpn)));
+            assert_eq!(node.qp(&queue).state, QpState::Err);
+        }
     }
 
     #[test]
