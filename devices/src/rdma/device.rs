@@ -162,7 +162,7 @@ impl RdmaDevice {
                 let old = qp.fail(Some(EventKind::QpFatal), &mut self.objects.events);
                 if old != QpState::Err {
                     self.engine
-                        .qp_state_changed(&mut self.objects, &*self.fabric, qpn, old);
+                        .qp_state_changed(&mut self.objects, &*self.fabric, qpn, old, 0);
                 }
             }
         }

@@ -210,8 +210,9 @@ impl Control<'_> {
         if matches!(new, QpState::Reset | QpState::Err) {
             self.fabric.forget_memory();
         }
+        let (qpn, mask) = (body.qpn.get(), body.mask.get());
         self.engine
-            .qp_state_changed(self.objects, self.fabric, body.qpn.get(), old);
+            .qp_state_changed(self.objects, self.fabric, qpn, old, mask);
         Ok(())
     }
 

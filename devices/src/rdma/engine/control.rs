@@ -7,16 +7,17 @@ use super::{Engine, Env, answers, lanes, requester, retry};
 use crate::rdma::fabric::frame::{FrameHeader, kind};
 use crate::rdma::fabric::{Fabric, PeerId};
 use crate::rdma::objects::{Objects, Qp, QpState};
-use crate::rdma::wire::kick;
+use crate::rdma::wire::{kick, qp_mask};
 
 impl Engine {
-    /// A command was carried out that changed the QP's state or attributes; `old` is the state before.
+    /// The QP's state or attributes were changed; `old` is the state before, `mask` says which attributes ([`qp_mask`]).
     pub fn qp_state_changed(
         &mut self,
         objects: &mut Objects,
         fabric: &dyn Fabric,
         qpn: u32,
         old: QpState,
+        mask: u32,
     ) {
         let Some((qp, mut env)) = self.enter(objects, qpn, Instant::now()) else {
             return;
@@ -45,9 +46,11 @@ impl Engine {
                 env.heat(qp);
             }
             QpState::Sqd => {
-                // The command may have given another destination.
-                qp.transport.bound = false;
-                env.reroute(qp, fabric);
+                if mask & qp_mask::AV != 0 {
+                    // It may be another destination.
+                    qp.transport.bound = false;
+                    env.reroute(qp, fabric);
+                }
                 let requester = &mut qp.transport.requester;
                 if old == QpState::Rts && qp.attrs.en_sqd_async {
                     requester.tell_drained = true;
@@ -149,5 +152,28 @@ impl Env<'_> {
         self.lists.hot.retain(|qpn| *qpn != qp.qpn);
         self.lists.owing.retain(|qpn| *qpn != qp.qpn);
         qp.transport = Transport::default();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::test_utils::*;
+    use super::*;
+
+    #[test]
+    fn only_an_address_leads_a_live_connection_elsewhere() {
+        const ELSEWHERE: PeerId = PeerId(PEER.0 + 1);
+        let mut node = Node::new();
+        let mut queue = node.connected();
+        let post = write(&node, 1, 8);
+        node.send(&mut queue, post);
+        node.run();
+        node.take(ack(&queue, SQ_PSN + 1), &[]);
+        node.fabric.route = Some(ELSEWHERE);
+        node.modify(&queue, QpState::Sqd);
+        node.modify_with(&queue, QpState::Sqd, qp_mask::ACCESS | qp_mask::TIMEOUT);
+        assert_eq!(node.qp(&queue).transport.peer, Some(PEER));
+        node.modify_with(&queue, QpState::Sqd, qp_mask::AV);
+        assert_eq!(node.qp(&queue).transport.peer, Some(ELSEWHERE));
     }
 }

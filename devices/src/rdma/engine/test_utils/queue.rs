@@ -12,7 +12,7 @@ use crate::rdma::objects::{
 };
 use crate::rdma::wire::{
     CQE_PHASE, CQE_SIZE, Cqe, ReceiveWqeHeader, SendWqeHeader, Sge, access, cq_control, qp_control,
-    send_flag, send_opcode,
+    qp_mask, send_flag, send_opcode,
 };
 
 const SQ_ENTRIES: u32 = 512;
@@ -163,10 +163,15 @@ impl<F: Fabric> Node<F> {
 
     /// Changes the QP's state as a command would.
     pub fn modify(&mut self, queue: &Queue, state: QpState) {
+        self.modify_with(queue, state, qp_mask::STATE);
+    }
+
+    /// As above, by a command that names these attributes.
+    pub fn modify_with(&mut self, queue: &Queue, state: QpState, mask: u32) {
         let qp = self.objects.qps.get_mut(queue.qpn).unwrap();
         let old = std::mem::replace(&mut qp.state, state);
         self.engine
-            .qp_state_changed(&mut self.objects, &self.fabric, queue.qpn, old);
+            .qp_state_changed(&mut self.objects, &self.fabric, queue.qpn, old, mask);
     }
 
     /// The QP goes to RESET and INIT again.
