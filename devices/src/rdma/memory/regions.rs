@@ -1,5 +1,6 @@
 //! Memory regions, and the one lookup of the data path: key, PD, owner, access, address and length to guest memory, or a precise refusal.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::fast::FastList;
@@ -155,6 +156,8 @@ pub struct Memory {
     pub(super) max_mw: u32,
     /// Windows among the regions.
     pub(super) window_count: u32,
+    /// Windows of type 2 that are bound: the QP that each is tied to, and its handle.
+    pub(super) tied: BTreeSet<(u64, u32)>,
     pub(super) max_mr_size: u64,
     /// Access bits that a region may have.
     pub(super) rights: u32,
@@ -171,6 +174,7 @@ impl Memory {
             max_mr,
             max_mw,
             window_count: 0,
+            tied: BTreeSet::new(),
             max_mr_size,
             rights: access::ALL,
             entries_left: max_entries,
@@ -364,6 +368,7 @@ impl Memory {
     pub(super) fn remove(&mut self, key: u32) {
         if let Some(region) = self.regions.remove(key) {
             self.refund(region.entries);
+            self.tied.remove(&(region.tie, region.handle));
             self.window_count -= u32::from(matches!(region.kind, Kind::Window(_)));
         }
     }

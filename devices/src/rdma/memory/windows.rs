@@ -150,6 +150,9 @@ impl Memory {
             region.windows += 1;
         }
         if let Some((_, window)) = self.regions.current_mut(old_key) {
+            if kind == WindowKind::Two {
+                self.tied.insert((who.qp, window.handle));
+            }
             let zero_based = bind.access & access::ZERO_BASED != 0;
             window.access = bind.access & RIGHTS;
             window.iova = if zero_based { 0 } else { bind.addr };
@@ -192,15 +195,31 @@ impl Memory {
         })
     }
 
-    /// The region that a window is bound to, if it is one and it is, counts it no longer.
+    /// A QP is gone: the windows that are tied to it are bound no longer. The caller has seen to it that no [`super::Segment`] of them
+    /// is left.
+    pub(crate) fn untie(&mut self, qp: u64) {
+        while let Some(&(_, handle)) = self.tied.range((qp, 0)..=(qp, u32::MAX)).next() {
+            self.tied.remove(&(qp, handle));
+            let Some((key, window)) = self.regions.current_mut(handle) else {
+                continue;
+            };
+            window.state = State::Invalid;
+            self.unbind(key);
+        }
+    }
+
+    /// The region that a window is bound to, if it is one and it is, counts it no longer; nor does the QP that it is tied to.
     pub(super) fn unbind(&mut self, key: u32) {
         let Some(Region {
             kind: Kind::Window(window),
+            tie,
+            handle,
             ..
         }) = self.regions.get_mut(key)
         else {
             return;
         };
+        self.tied.remove(&(std::mem::take(tie), *handle));
         let region = std::mem::take(&mut window.region);
         if let Some((_, region)) = self.regions.current_mut(region) {
             region.windows = region.windows.saturating_sub(1);

@@ -341,21 +341,45 @@ fn semantics_38_a_bind_that_fails_takes_the_qp_to_err_and_binds_nothing() {
 }
 
 #[test]
-fn a_window_of_a_qp_that_is_gone_is_of_no_use_to_another() {
-    let (world, _watchdog) = watched(Kind::Loopback);
-    let (_a, mut b) = sides(&world);
-    let node = b.node.clone();
-    let mr = region(&node, &b, access::LOCAL_WRITE | access::MW_BIND);
-    let key = node.alloc_mw(b.context, b.pd, 2).expect("ALLOC_MW");
-    works(&world, &mut b, &SendWr::bind(0, key, &mr, 0, 8, WRITE));
-    node.destroy_qp(b.context, b.qp.qpn).expect("DESTROY_QP");
-    assert_eq!(node.dereg_mr(b.context, mr.key), Err(Status::Busy));
-    for _ in 0..3 {
+fn the_windows_of_a_qp_that_goes_are_bound_no_longer() {
+    for kind in EVERY {
+        let (world, _watchdog) = watched(kind);
+        let (_a, mut b) = sides(&world);
+        let node = b.node.clone();
+        let mr = region(&node, &b, access::LOCAL_WRITE | access::MW_BIND);
+        let window = |kind| node.alloc_mw(b.context, b.pd, kind).expect("ALLOC_MW");
+        let (handle, two, elsewhere) = (window(1), window(2), window(2));
+        let one = next(handle);
+        works(&world, &mut b, &SendWr::bind(0, one, &mr, 0, 8, WRITE));
+        works(&world, &mut b, &SendWr::bind(0, two, &mr, 0, 8, WRITE));
+        let mut third = another(&world, &b);
+        let bind = SendWr::bind(0, elsewhere, &mr, 0, 8, WRITE);
+        works(&world, &mut third.far, &bind);
+
+        node.destroy_qp(b.context, b.qp.qpn).expect("DESTROY_QP");
+
         let mut other = another(&world, &b);
-        assert!(!writes(&world, &mut other.near, key, mr.iova));
+        assert!(!writes(&world, &mut other.near, two, mr.iova));
+        // Of the others nothing has changed.
+        assert!(writes(&world, &mut third.near, elsewhere, mr.iova));
+        assert!(writes(&world, &mut third.near, one, mr.iova));
+        // Another QP may bind it.
+        let mut other = another(&world, &b);
+        works(
+            &world,
+            &mut other.far,
+            &SendWr::bind(0, two, &mr, 0, 8, WRITE),
+        );
+        assert!(writes(&world, &mut other.near, two, mr.iova));
+        drop((other, third));
+        // The one of type 1 is nobody's.
+        assert_eq!(node.dereg_mr(b.context, mr.key), Err(Status::Busy));
+        node.dealloc_mw(b.context, handle).expect("DEALLOC_MW");
+        node.dereg_mr(b.context, mr.key).expect("nothing is bound");
+        for window in [two, elsewhere] {
+            node.dealloc_mw(b.context, window).expect("DEALLOC_MW");
+        }
     }
-    node.dealloc_mw(b.context, key).expect("DEALLOC_MW");
-    node.dereg_mr(b.context, mr.key).expect("DEREG_MR");
 }
 
 #[test]

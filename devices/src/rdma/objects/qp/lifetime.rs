@@ -151,6 +151,7 @@ impl Objects {
         }
         self.events.forget(&mut qp.raised, qpn);
         self.memory.refund(qp.kick.entries());
+        self.memory.untie(qp.serial);
         self.release_pd(qp.refs.pd);
         self.cqs.release(qp.refs.send_cq);
         self.cqs.release(qp.refs.recv_cq);
