@@ -29,9 +29,13 @@ const LONG: usize = 4 << 20;
 
 impl Process {
     fn new(node: &Arc<Node>, xrcd: u32, room: usize) -> Process {
+        Self::with_cq(node, xrcd, room, 256)
+    }
+
+    fn with_cq(node: &Arc<Node>, xrcd: u32, room: usize, entries: u32) -> Process {
         let context = node.create_context().expect("a context");
         let pd = node.create_pd(context).expect("a PD");
-        let cq = node.create_cq(context, 256, 0).expect("a CQ");
+        let cq = node.create_cq(context, entries, 0).expect("a CQ");
         let srq = node.create_xrc_srq(context, pd, 64, (cq.cqn, xrcd));
         Process {
             xrcd,
@@ -290,6 +294,43 @@ on_every_fabric! {
         success(world, &mut side, "the send");
         side.send(&SendWr::signaled(2, send::SEND).for_srq(gone.srq.srqn));
         assert_eq!(failure(world, &mut side), wc::REM_INV_REQ_ERR);
+    }
+
+    fn an_overflow_fails_the_targets_whose_receives_complete_there(world: &World) {
+        let xrcd = world.b().alloc_xrcd().expect("ALLOC_XRCD");
+        let targets = [(); 4].map(|()| target(world.b(), xrcd));
+        let mut sides = targets.each_ref().map(|target| initiator(world, target, &Connection::default(), ROOM));
+        let mut small = Process::with_cq(world.b(), xrcd, ROOM, 4);
+        let mut other = Process::new(world.b(), xrcd, ROOM);
+        for n in 0..8 {
+            small.post(n, 0, 8);
+            other.post(n, 0, 8);
+        }
+        let events = &world.b().events;
+        events.take_asynchronous();
+        // Two have last served the one, one the other, and one nobody.
+        for (n, process) in [(0, &small), (1, &small), (2, &small), (2, &other)] {
+            sides[n].send(&SendWr::signaled(1, send::SEND).with_inline(&[1]).for_srq(process.srq.srqn));
+            success(world, &mut sides[n], "what has room");
+        }
+        for n in 0..2 {
+            sides[0].send(&SendWr::signaled(n, send::SEND).with_inline(&[1]).for_srq(small.srq.srqn));
+        }
+        success(world, &mut sides[0], "the last that has room");
+        assert_eq!(failure(world, &mut sides[0]), wc::REM_OP_ERR);
+        world.settle();
+        let mut seen = events.take_asynchronous();
+        seen.retain(|(kind, _)| matches!(*kind, event::CQ_ERR | event::QP_FATAL));
+        seen.sort_unstable();
+        let fatal = [0, 1].map(|n| (event::QP_FATAL, targets[n].qpn));
+        assert_eq!(seen, [&[(event::CQ_ERR, small.cq.cqn)], &fatal[..]].concat());
+        // Another comes to it later.
+        sides[3].send(&SendWr::signaled(1, send::SEND).with_inline(&[1]).for_srq(small.srq.srqn));
+        assert_eq!(failure(world, &mut sides[3]), wc::REM_OP_ERR);
+        world.settle();
+        assert!(events.take_asynchronous().contains(&(event::QP_FATAL, targets[3].qpn)));
+        sides[2].send(&SendWr::signaled(2, send::SEND).with_inline(&[1]).for_srq(other.srq.srqn));
+        success(world, &mut sides[2], "another's goes on");
     }
 
     fn after_reset_a_target_serves_another_connection(world: &World) {

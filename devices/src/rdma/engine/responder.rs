@@ -23,6 +23,8 @@ pub(super) enum Refuse {
 }
 
 pub(super) const INVALID: Refuse = Refuse::Fatal(nak::INVALID_REQUEST, Some(EventKind::QpReqErr));
+/// The CQ of the receive takes no more.
+const NO_CQE: Refuse = Refuse::Fatal(nak::REMOTE_OPERATION, Some(EventKind::QpFatal));
 pub(super) const ACCESS: Refuse = Refuse::Fatal(nak::REMOTE_ACCESS, Some(EventKind::QpAccessErr));
 
 /// The header of a request has come from the connected QP.
@@ -424,7 +426,7 @@ fn receive(qp: &mut Qp, env: &mut Env<'_>) -> bool {
     };
     let completes = deferred::received(qp, env, &receive, &incoming);
     if !completes {
-        refused(qp, env, Refuse::Fatal(nak::REMOTE_OPERATION, None));
+        refused(qp, env, NO_CQE);
     }
     completes
 }
@@ -449,7 +451,7 @@ fn invalidate(qp: &mut Qp, env: &mut Env<'_>, incoming: &Incoming) -> bool {
 /// The CQE of a receive was not to be written: `seq` and all after it are not acknowledged.
 pub(super) fn not_completed(qp: &mut Qp, env: &mut Env<'_>, seq: u32) {
     qp.transport.responder.expected = seq;
-    refused(qp, env, Refuse::Fatal(nak::REMOTE_OPERATION, None));
+    refused(qp, env, NO_CQE);
 }
 
 /// The expected message is done.

@@ -161,11 +161,15 @@ impl Objects {
         self.stats.remove_qp(qpn);
     }
 
-    /// The QPs bound to a completion queue.
+    /// The QPs bound to a completion queue: an XRC target to that of the SRQ that its last request named.
     pub(crate) fn qps_of_cq(&self, cqn: u32) -> Vec<u32> {
+        let served = |qp: &Qp| {
+            let srq = self.srqs.xrc(qp.source());
+            qp.kind == QpKind::XrcTgt && srq.is_some_and(|srq| srq.cqn == cqn)
+        };
         self.qps
             .iter()
-            .filter(|qp| qp.refs.send_cq == cqn || qp.refs.recv_cq == cqn)
+            .filter(|qp| qp.refs.send_cq == cqn || qp.refs.recv_cq == cqn || served(qp))
             .map(|qp| qp.qpn)
             .collect()
     }
