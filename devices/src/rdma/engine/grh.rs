@@ -14,14 +14,21 @@ const MAPPED: [u8; 12] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff];
 const IPV4: usize = 20;
 /// UDP, base transport and datagram headers, and the ICRC: what lies around the data in a packet.
 const AROUND: u32 = 8 + 12 + 8 + 4;
+/// The header that immediate data has.
+const IMMEDIATE: u32 = 4;
 const PROTOCOL_UDP: u8 = 17;
 const DONT_FRAGMENT: u8 = 0x40;
 
-/// The header of a datagram of `length` bytes from a GID to an address.
-pub(super) fn build(sgid: &Gid, to: &DatagramAddress, length: u32) -> [u8; LEN] {
+/// The header of a datagram of `length` bytes, with immediate data or without, from a GID to an address.
+pub(super) fn build(sgid: &Gid, to: &DatagramAddress, length: u32, immediate: bool) -> [u8; LEN] {
     let mut grh = [0; LEN];
+    let around = if immediate {
+        AROUND + IMMEDIATE
+    } else {
+        AROUND
+    };
     // Data goes out in words.
-    let payload = AROUND + length.next_multiple_of(4);
+    let payload = around + length.next_multiple_of(4);
     if to.dgid.starts_with(&MAPPED) && sgid.starts_with(&MAPPED) {
         let ip = &mut grh[IPV4..];
         ip[0] = 0x45;
@@ -89,7 +96,7 @@ mod tests {
 
     #[test]
     fn an_ipv4_header_lies_in_the_last_20_bytes_with_its_checksum() {
-        let grh = build(&ipv4(1), &to(ipv4(2)), 5);
+        let grh = build(&ipv4(1), &to(ipv4(2)), 5, false);
         assert_eq!(grh[..20], [0; 20]);
         // The sum of the words 4512 003c 4000 4011 0a00 0001 0a00 0002 is d962.
         let expected = [
@@ -103,7 +110,7 @@ mod tests {
     fn an_ipv6_header_is_the_grh() {
         let (mut sgid, mut dgid) = ([0; 16], [0; 16]);
         (sgid[0], sgid[15], dgid[0], dgid[15]) = (0xfe, 1, 0xfe, 2);
-        let grh = build(&sgid, &to(dgid), 4096);
+        let grh = build(&sgid, &to(dgid), 4096, false);
         assert_eq!(grh[..8], [0x61, 0x2a, 0xbc, 0xde, 0x10, 0x20, 17, 64]);
         assert_eq!((&grh[8..24], &grh[24..]), (&sgid[..], &dgid[..]));
         assert_eq!(destination(&grh), Some(dgid));
@@ -111,7 +118,7 @@ mod tests {
 
     #[test]
     fn headers_that_make_no_sense_lead_nowhere() {
-        let mut grh = build(&ipv4(1), &to(ipv4(2)), 0);
+        let mut grh = build(&ipv4(1), &to(ipv4(2)), 0, false);
         grh[39] ^= 1;
         assert_eq!(destination(&grh), None, "wrong checksum");
         assert_eq!(destination(&[0; 40]), None);

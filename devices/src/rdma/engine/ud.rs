@@ -184,7 +184,8 @@ fn payload(
     message: &Message,
 ) -> Result<(), sge::Fault> {
     env.scratch.bytes.clear();
-    let header = grh::build(sgid, to, message.length);
+    let immediate = message.opcode == send_opcode::SEND_IMM;
+    let header = grh::build(sgid, to, message.length, immediate);
     env.scratch.bytes.extend_from_slice(&header);
     if message.flags & send_flag::INLINE != 0 {
         qp.sq

@@ -78,6 +78,8 @@ on_every_fabric! {
         let cqe = success(world, &mut b, "the receive");
         assert_eq!(cqe.flags & cqe_flag::WITH_IMM, cqe_flag::WITH_IMM);
         assert_eq!((cqe.imm, cqe.byte_len), ([0x81, 2, 3, 4], 46));
+        // Immediate data has a header of 4 bytes.
+        assert_eq!(b.mr.read(0, GRH), expected_grh(&a, &b, 4 + 6));
         assert_eq!(b.mr.read(GRH, 6), b"inline");
     }
 
