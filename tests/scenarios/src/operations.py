@@ -39,11 +39,11 @@ KINDS = {'RC': e.IBV_QPT_RC, 'UC': e.IBV_QPT_UC, 'UD': e.IBV_QPT_UD}
 
 SENDS = e.IBV_QP_EX_WITH_SEND | e.IBV_QP_EX_WITH_SEND_WITH_IMM
 WRITES = e.IBV_QP_EX_WITH_RDMA_WRITE | e.IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM
+KEYS = e.IBV_QP_EX_WITH_LOCAL_INV | e.IBV_QP_EX_WITH_BIND_MW
 REST = (e.IBV_QP_EX_WITH_RDMA_READ | e.IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP |
         e.IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD | e.IBV_QP_EX_WITH_SEND_WITH_INV |
-        e.IBV_QP_EX_WITH_LOCAL_INV | e.IBV_QP_EX_WITH_BIND_MW |
         e.IBV_QP_EX_WITH_ATOMIC_WRITE | e.IBV_QP_EX_WITH_FLUSH)
-OPS = {'RC': SENDS | WRITES | REST, 'UC': SENDS | WRITES, 'UD': SENDS}
+OPS = {'RC': SENDS | WRITES | KEYS | REST, 'UC': SENDS | WRITES | KEYS, 'UD': SENDS}
 
 
 def bytes_of(seed, length):
@@ -164,6 +164,15 @@ class End:
         done = self.completion()
         assert done and (done['status'], done['opcode']) == (0, e.IBV_WC_BIND_MW), done
         return key
+
+    def invalidate(self, key):
+        """Takes its bytes away from a window of type 2."""
+        self.qp.wr_start()
+        self.qp.wr_id, self.qp.wr_flags = 98, e.IBV_SEND_SIGNALED
+        self.qp.wr_local_inv(key)
+        self.qp.wr_complete()
+        done = self.completion()
+        assert done and (done['status'], done['opcode']) == (0, e.IBV_WC_LOCAL_INV), done
 
     def post(self, wr_id, op, pieces, far_at=0, rkey=None, flags=e.IBV_SEND_SIGNALED, operands=(0, 0), imm=IMM, old=False):
         """Posts one work request."""
@@ -351,8 +360,8 @@ class Check:
         assert self.end.digest(0, size) == expected, f'{what}: not the bytes that were meant'
         self.same(0, far_at, size, what)
 
-    def placed(self, send, n, far_at, size):
-        """Sends a WRITE of UC until it has arrived; it has, or never will, when something behind it has."""
+    def behind(self, send, n):
+        """Sends what UC may lose, and a marker behind it, until the marker has arrived: the rest has too by then, or never will."""
         self.far.receive(n, [(SIZE - 8, 8)])
 
         def marked():
@@ -360,12 +369,15 @@ class Check:
             self.end.post(n, e.IBV_WR_SEND, [(SIZE - 8, 8)])
             self.done(n, e.IBV_WC_SEND, 'a marker')
 
+        assert self.arrived(marked)['wr_id'] == n
+
+    def placed(self, send, n, far_at, size):
+        """Sends a WRITE of UC until it has arrived."""
         for _ in range(TRIES):
-            assert self.arrived(marked)['wr_id'] == n
+            self.behind(send, n)
             if self.far.digest(far_at, size) == self.end.digest(0, size):
                 return
             self.again += 1
-            self.far.receive(n, [(SIZE - 8, 8)])
 
     def solicited(self):
         """An event for solicited receives comes for those, and for no other."""
@@ -454,14 +466,33 @@ class Check:
         self.same(0, 0, 48 * 4096, 'many WRITEs')
 
     def windows(self):
-        """Windows of both types, and their end by SEND_WITH_INV."""
+        """Windows of both types."""
         for kind in (1, 2):
             key = self.far.bind(kind, 8192, 50_000)
             self.one_sided(e.IBV_WR_RDMA_WRITE, 50_000, rkey=key, far_at=8192)
-            self.one_sided(e.IBV_WR_RDMA_READ, 1000, rkey=key, far_at=8192)
+            if self.kind == 'RC':
+                self.one_sided(e.IBV_WR_RDMA_READ, 1000, rkey=key, far_at=8192)
+        return key
+
+    def local_end(self, key):
+        """Their end by LOCAL_INV: what comes for it on UC is dropped, and the connection goes on."""
+        self.far.invalidate(key)
+        n = self.next()
+        self.end.fill(n, 0, 1000)
+        self.far.fill(-n, 8192, 1000)
+
+        def send():
+            self.end.post(n, e.IBV_WR_RDMA_WRITE, [(0, 1000)], 8192, key)
+            self.done(n, e.IBV_WC_RDMA_WRITE, 'a WRITE to nowhere')
+
+        self.behind(send, n)
+        assert self.far.digest(8192, 1000) == hashlib.sha256(bytes_of(-n, 1000)).hexdigest(), 'the window was still there'
+        self.message(e.IBV_WR_SEND, 1000)
+
+    def remote_end(self, key):
+        """Their end by the peer's SEND_WITH_INV: the window gives nothing any more, and that ends an RC connection."""
         got = self.message(e.IBV_WR_SEND_WITH_INV, 1000, imm=key)
         assert got['flags'] & e.IBV_WC_WITH_INV and got['imm'] == key, got
-        # The window gives nothing any more, and that ends the connection.
         self.far.receive(1000, [(0, 8)])
         self.end.post(1001, e.IBV_WR_RDMA_WRITE, [(0, 8)], 8192, key)
         got = self.end.completion()
@@ -486,7 +517,9 @@ def ask(context, gid_index, address):
             check.atomics()
             check.placement()
             check.fence()
-            check.windows()
+            check.remote_end(check.windows())
+        if kind == 'UC':
+            check.local_end(check.windows())
         took = time.monotonic() - started
         print(f'{kind}: {check.count} requests, {check.again} sent again, {took:.1f} s', flush=True)
     far.quit()
