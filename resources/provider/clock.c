@@ -66,19 +66,23 @@ static uint64_t vrdma_now(clockid_t which)
 	return now.tv_sec * NSEC_PER_SEC + now.tv_nsec;
 }
 
-/* Under the CQ's lock. Right to half of what a reading takes. */
-void vrdma_check_wallclock(struct vrdma_cq *cq)
+/*
+ * Under the CQ's lock. Right to half of what a reading takes; after one that
+ * fails, what is known holds on.
+ */
+int vrdma_check_wallclock(struct vrdma_cq *cq)
 {
 	uint64_t now = vrdma_now(CLOCK_MONOTONIC);
 	uint64_t before, after, clock, least = UINT64_MAX;
-	int i;
+	int i, ret;
 
 	if (cq->wall_checked && now - cq->wall_checked < VRDMA_WALL_PERIOD)
-		return;
+		return 0;
 	for (i = 0; i < VRDMA_WALL_TRIES; i++) {
 		before = vrdma_now(CLOCK_REALTIME);
-		if (vrdma_read_clock(cq->ibv_cq.context, &clock))
-			return;
+		ret = vrdma_read_clock(cq->ibv_cq.context, &clock);
+		if (ret)
+			return ret;
 		after = vrdma_now(CLOCK_REALTIME);
 		if (after - before < least) {
 			least = after - before;
@@ -86,4 +90,5 @@ void vrdma_check_wallclock(struct vrdma_cq *cq)
 		}
 	}
 	cq->wall_checked = now;
+	return 0;
 }

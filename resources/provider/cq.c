@@ -129,6 +129,7 @@ struct ibv_cq_ex *vrdma_create_cq_ex(struct ibv_context *ibv_ctx,
 				     struct ibv_cq_init_attr_ex *attr)
 {
 	struct vrdma_cq *cq;
+	int ret;
 
 	if (!check_comp_mask(attr->comp_mask, IBV_CQ_INIT_ATTR_MASK_FLAGS |
 						      IBV_CQ_INIT_ATTR_MASK_PD) ||
@@ -150,6 +151,13 @@ struct ibv_cq_ex *vrdma_create_cq_ex(struct ibv_context *ibv_ctx,
 	if (!cq)
 		return NULL;
 	vrdma_cq_ex_init(cq, attr);
+	/* Polling has no way to say that it is not known. */
+	ret = cq->wallclock ? vrdma_check_wallclock(cq) : 0;
+	if (ret) {
+		vrdma_destroy_cq(&cq->ibv_cq);
+		errno = ret;
+		return NULL;
+	}
 	return &cq->verbs_cq.cq_ex;
 }
 

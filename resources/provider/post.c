@@ -267,7 +267,7 @@ int vrdma_post_recv(struct ibv_qp *ibv_qp, struct ibv_recv_wr *wr,
 	uint32_t producer;
 	int ret = 0;
 
-	if (unlikely(ibv_qp->state == IBV_QPS_RESET)) {
+	if (unlikely(ibv_qp->state == IBV_QPS_RESET || !qp->receives)) {
 		*bad_wr = wr;
 		return EINVAL;
 	}

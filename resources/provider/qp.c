@@ -65,6 +65,7 @@ static struct vrdma_qp *vrdma_new_qp(struct ibv_context *ibv_ctx,
 		.inline_data = attr->cap.max_inline_data,
 	};
 	struct vrdma_qp *qp;
+	bool receives;
 	int ret;
 
 	if (!vrdma_has_type(ctx, attr->qp_type)) {
@@ -74,7 +75,8 @@ static struct vrdma_qp *vrdma_new_qp(struct ibv_context *ibv_ctx,
 	if (attr->qp_type == IBV_QPT_XRC_RECV)
 		return vrdma_new_target(ibv_ctx, attr);
 	/* With a shared receive queue it has no receives of its own. */
-	if (!attr->srq && attr->qp_type != IBV_QPT_XRC_SEND) {
+	receives = !attr->srq && attr->qp_type != IBV_QPT_XRC_SEND;
+	if (receives) {
 		caps.recv_wr = attr->cap.max_recv_wr;
 		caps.recv_sge = attr->cap.max_recv_sge;
 	}
@@ -90,6 +92,7 @@ static struct vrdma_qp *vrdma_new_qp(struct ibv_context *ibv_ctx,
 	}
 	qp->parent = vrdma_parent(attr->pd);
 	qp->doorbell = ctx->doorbell;
+	qp->receives = receives;
 	qp->atomics = ctx->features & (1U << VIRTIO_RDMA_F_ATOMICS);
 	qp->windows = ctx->features & (1U << VIRTIO_RDMA_F_MW);
 	qp->writes_words = ctx->features & (1U << VIRTIO_RDMA_F_ATOMIC_WRITE);

@@ -42,6 +42,7 @@ struct virtio_rdma_send_wqe *send_slot(struct vrdma_qp *qp, uint32_t i);
 
 /* test_libibverbs.c */
 extern uint32_t device_srq_taken;
+extern int device_clock_error;
 
 /* One a subject. */
 void test_post(void);

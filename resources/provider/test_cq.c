@@ -98,13 +98,24 @@ static void test_start_poll(void)
 
 	CHECK(!vrdma_create_cq_ex(test_pd.ibv_pd.context, &tags));
 	CHECK(errno == EOPNOTSUPP);
+	/* There is no time of the wall clock that nobody found out. */
+	device_clock_error = EIO;
+	CHECK(!vrdma_create_cq_ex(test_pd.ibv_pd.context, &init));
+	CHECK(errno == EIO);
+	device_clock_error = 0;
 	ex = vrdma_create_cq_ex(test_pd.ibv_pd.context, &init);
 	CHECK(ex);
 	dev.cq = to_vcq(ibv_cq_ex_to_cq(ex));
 	qp = new_qp(dev.cq, (struct ibv_qp_cap){ 4, 4, 1, 1, 0 }, IBV_QPS_RTS);
 
+	CHECK(dev.cq->wall_offset > 0);
+	/* A reading that fails later leaves what is known. */
+	device_clock_error = EIO;
+	dev.cq->wall_checked = 0;
 	CHECK(ibv_start_poll(ex, &odd) == EINVAL);
 	CHECK(ibv_start_poll(ex, &attr) == ENOENT);
+	CHECK(dev.cq->wall_offset > 0);
+	device_clock_error = 0;
 	for (lap = 0; lap < 5; lap++) {
 		device_complete(&dev, qp, VIRTIO_RDMA_CQE_SEND_QUEUE, i, i);
 		device_complete(&dev, qp, VIRTIO_RDMA_CQE_WITH_IMM, i, i + 100);

@@ -30,9 +30,18 @@ void test_srq(void)
 		{ .wr_id = 2, .next = &more[2], .sg_list = sges, .num_sge = 4 },
 		{ .wr_id = 3 },
 	};
+	struct vrdma_cq *cq = new_cq(4);
+	struct ibv_qp_init_attr sharer = {
+		.send_cq = &cq->ibv_cq,
+		.recv_cq = &cq->ibv_cq,
+		.srq = ibv_srq,
+		.cap = { 4, 4, 1, 1, 0 },
+		.qp_type = IBV_QPT_RC,
+	};
 	struct ibv_srq_attr size = { .max_wr = 8 };
 	struct virtio_rdma_sge *sge;
 	struct vrdma_srq *srq;
+	struct ibv_qp *qp;
 	struct ibv_recv_wr *bad;
 	uint32_t i;
 
@@ -74,7 +83,15 @@ void test_srq(void)
 	CHECK(srq_wr_id(srq, 9) == 10 && srq_wr_id(srq, 10) == 11);
 	size.max_wr = 1025;
 	CHECK(vrdma_modify_srq(ibv_srq, &size, IBV_SRQ_MAX_WR) == EINVAL);
+	/* Whose receives are shared has none of its own. */
+	qp = vrdma_create_qp(&test_pd.ibv_pd, &sharer);
+	CHECK(qp);
+	qp->state = IBV_QPS_INIT;
+	CHECK(vrdma_post_recv(qp, &more[2], &bad) == EINVAL);
+	CHECK(bad == &more[2]);
+	CHECK(!vrdma_destroy_qp(qp));
 	CHECK(!vrdma_destroy_srq(ibv_srq));
+	CHECK(!vrdma_destroy_cq(&cq->ibv_cq));
 
 	init.attr.max_sge = 17;
 	CHECK(!vrdma_create_srq(&test_pd.ibv_pd, &init) && errno == EINVAL);

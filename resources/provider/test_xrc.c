@@ -35,6 +35,7 @@ void test_xrc(void)
 					 .qp_type = IBV_QPT_XRC_RECV };
 	struct ibv_send_wr send = { .opcode = IBV_WR_RDMA_READ,
 				    .qp_type.xrc.remote_srqn = 0x123456 }, *bad;
+	struct ibv_recv_wr recv = {}, *bad_recv;
 	struct ibv_srq *srq;
 	struct ibv_qp *target;
 	struct vrdma_qp *qp;
@@ -50,6 +51,8 @@ void test_xrc(void)
 	qp->ibv_qp.state = IBV_QPS_RTS;
 	CHECK(!qp->rq.entries);
 
+	/* It only sends. */
+	CHECK(vrdma_post_recv(&qp->ibv_qp, &recv, &bad_recv) == EINVAL);
 	/* Both ways of posting name the SRQ. */
 	CHECK(!vrdma_post_send(&qp->ibv_qp, &send, &bad));
 	CHECK(le32toh(send_slot(qp, 0)->srqn) == 0x123456);

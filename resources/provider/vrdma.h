@@ -159,6 +159,7 @@ struct vrdma_qp {
 	struct vrdma_wq sq;
 	struct vrdma_wq rq;
 	uint32_t max_inline;
+	bool receives;		/* of its own */
 	bool atomics;
 	bool windows;
 	bool invalidates;
@@ -358,7 +359,7 @@ void vrdma_cq_ex_init(struct vrdma_cq *cq,
 /* clock.c */
 int vrdma_query_rt_values(struct ibv_context *ibv_ctx,
 			  struct ibv_values_ex *values);
-void vrdma_check_wallclock(struct vrdma_cq *cq);
+int vrdma_check_wallclock(struct vrdma_cq *cq);
 
 /* qp.c */
 struct ibv_qp *vrdma_create_qp(struct ibv_pd *pd,
