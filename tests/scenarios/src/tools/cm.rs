@@ -46,6 +46,8 @@ impl Utility {
 
 /// 239.7.7.7, which both sides of mckey name.
 const GROUP: Ready = Ready::Group("070707EF");
+/// 239.7.7.8. A run of its own has a group of its own: its receiver joins while the run before still sends, and would take those messages.
+const NEXT_GROUP: Ready = Ready::Group("080707EF");
 
 /// All but `rstream -T a`, which takes the hang-up of a peer that is done for an error even while its last data wait to be read, and
 /// `udpong`: rsockets make address handles for datagrams without a GRH, which RoCE has no use for and the kernel refuses.
@@ -93,12 +95,12 @@ const UTILITIES: &[Utility] = &[
     .ready(GROUP)
     .says(&["return status 0"])
     .short(),
-    // The sender joins to send only. It destroys its QP as soon as it has posted, so it sends no more than it does by itself.
+    // The sender joins to send only, and destroys its QP as soon as it has posted.
     utility(
-        "mckey -m 239.7.7.7 -b @server -S 1000",
-        "mckey -s -o -m 239.7.7.7 -b @client -S 1000",
+        "mckey -m 239.7.7.8 -b @server -S 1000",
+        "mckey -s -o -m 239.7.7.8 -b @client -S 1000",
     )
-    .ready(GROUP)
+    .ready(NEXT_GROUP)
     .says(&["return status 0"]),
     utility("cmtime -c 20", "cmtime -c 20 -s @server")
         .ready(Ready::Tcp(PORT))
