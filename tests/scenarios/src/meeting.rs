@@ -14,6 +14,8 @@ pub enum Ready {
     Tcp(u16),
     /// The process listens by the kernel's RDMA CM.
     Cm,
+    /// A thread or child of the process does, on this port.
+    CmPort(u16),
     /// Its guest is in this IPv4 multicast group, as `/proc/net/igmp` writes it.
     Group(&'static str),
 }
@@ -205,6 +207,9 @@ pub fn serve(command: &str, ready: Ready) -> String {
     let test = match ready {
         Ready::Tcp(port) => format!("grep -q ':{port:04X} .* 0A ' /proc/net/tcp /proc/net/tcp6"),
         Ready::Cm => r#"rdma resource show cm_id | grep -q "state LISTEN .*pid $server ""#.into(),
+        Ready::CmPort(port) => {
+            format!(r#"rdma resource show cm_id | grep -q "state LISTEN .*src-addr [^ ]*:{port} ""#)
+        }
         Ready::Group(group) => format!("grep -q {group} /proc/net/igmp"),
     };
     format!(

@@ -95,7 +95,8 @@ pub fn fio() -> impl Iterator<Item = Entry> {
                 meeting: Meeting {
                     server: format!("{common} --rw=read {serves}"),
                     client: format!("{common} --hostname=@server --rw=write --verb={verb} {asks}"),
-                    ready: Ready::Cm,
+                    // A job of fio is a process of its own.
+                    ready: Ready::CmPort(port),
                     serves_on: false,
                 },
                 says: &["err= 0"],
