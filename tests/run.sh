@@ -29,7 +29,7 @@ parts=(
     'operations   900 every operation of RC, UC and UD between two Debian 13 guests, data checked on both sides'
     'tools       1800 by name: perftest, rdmacm-utils, the pingpongs, qperf and fio over RDMA between two Debian 13 guests, with all their options'
     'upstream    1800 by name: the patches in resources/upstream apply; perftest with ours sends inline and uses the new post API'
-    'kernel-users 1400 by name: NFS over RDMA (LONGARM_NFS_MIB there and back; 64 in the lab, else 1024) and NVMe over RDMA between two guests'
+    'kernel-users 2400 by name: NFS over RDMA (LONGARM_NFS_MIB there and back; 64 in the lab, else 1024) and NVMe over RDMA between two guests'
     'life        1500 by name: a process killed 50 times under traffic'
 )
 

@@ -89,7 +89,7 @@ const APART: &[Scenario] = &[
     ("rdmacm-utils", tools::rdmacm_utils, 400),
     ("other-tools", tools::other_tools, 600),
     ("perftest-patched", tools::perftest_patched, 600),
-    ("nfs", nfs::nfs, 700),
+    ("nfs", nfs::nfs, 900),
     ("nvme", nvme::nvme, 500),
     ("killed-often", faults::semantics_42_killed_often, 1300),
 ];
