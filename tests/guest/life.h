@@ -7,6 +7,7 @@
  * hold.c    objects of every type, held until the device goes
  * events.c  completion events that nobody acknowledged
  * memory.c  registered memory: limits, rereg, fork and exec
+ * dmabuf.c  memory of another driver, between two machines
  */
 #ifndef LIFE_H
 #define LIFE_H
@@ -24,6 +25,10 @@ void fail(const char *file, int line, const char *format, ...) __attribute__((no
 
 /* The first device. */
 struct ibv_context *open_device(void);
+/* Index of a GID that is there. */
+uint8_t find_gid(struct ibv_context *context, union ibv_gid *gid);
+/* Takes an RC queue pair from RESET to RTS, towards another of this device or of another. */
+void connect_qp(struct ibv_context *context, struct ibv_qp *qp, uint32_t far_qpn, const union ibv_gid *far_gid);
 
 /* Two connected RC queue pairs of one device, with one completion queue and one region for both. */
 struct ends {
@@ -53,5 +58,8 @@ int leave_with_events(void);
 int memory_limit(void);
 int rereg_codes(void);
 int fork_and_exec(void);
+/* The machine that is asked, and the one that asks. */
+int dmabuf_serve(int port);
+int dmabuf_ask(const char *address, int port);
 
 #endif

@@ -34,8 +34,7 @@ struct ibv_context *open_device(void)
 	return context;
 }
 
-/* Index of a GID that is there. */
-static uint8_t find_gid(struct ibv_context *context, union ibv_gid *gid)
+uint8_t find_gid(struct ibv_context *context, union ibv_gid *gid)
 {
 	static const union ibv_gid none;
 
@@ -45,24 +44,25 @@ static uint8_t find_gid(struct ibv_context *context, union ibv_gid *gid)
 	FAIL("no GID");
 }
 
-static void connect_qp(struct ends *ends, int side)
+void connect_qp(struct ibv_context *context, struct ibv_qp *qp, uint32_t far_qpn, const union ibv_gid *far_gid)
 {
 	struct ibv_qp_attr attr = {
 		.qp_state = IBV_QPS_INIT,
 		.port_num = PORT,
-		.qp_access_flags = IBV_ACCESS_REMOTE_WRITE,
+		.qp_access_flags = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ,
 	};
-	struct ibv_qp *qp = ends->qp[side];
+	union ibv_gid near_gid;
 
 	CHECK(!ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS));
 	attr = (struct ibv_qp_attr) {
 		.qp_state = IBV_QPS_RTR,
 		.path_mtu = IBV_MTU_1024,
-		.dest_qp_num = ends->qp[!side]->qp_num,
+		.dest_qp_num = far_qpn,
+		.max_dest_rd_atomic = 1,
 		.min_rnr_timer = 12,
-		.ah_attr = { .is_global = 1, .port_num = PORT, .grh.hop_limit = 64 },
+		.ah_attr = { .is_global = 1, .port_num = PORT, .grh = { .dgid = *far_gid, .hop_limit = 64 } },
 	};
-	attr.ah_attr.grh.sgid_index = find_gid(ends->context, &attr.ah_attr.grh.dgid);
+	attr.ah_attr.grh.sgid_index = find_gid(context, &near_gid);
 	CHECK(!ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
 			     IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER));
 	attr = (struct ibv_qp_attr) {
@@ -70,6 +70,7 @@ static void connect_qp(struct ends *ends, int side)
 		.timeout = 18,
 		.retry_cnt = 7,
 		.rnr_retry = 7,
+		.max_rd_atomic = 1,
 	};
 	CHECK(!ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
 			     IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC));
@@ -82,6 +83,7 @@ void connect_ends(struct ends *ends, char *memory, size_t length)
 		.sq_sig_all = 1,
 		.cap = { .max_send_wr = 16, .max_recv_wr = 16, .max_send_sge = 1, .max_recv_sge = 1 },
 	};
+	union ibv_gid gid;
 
 	ends->memory = memory;
 	ends->length = length;
@@ -93,8 +95,9 @@ void connect_ends(struct ends *ends, char *memory, size_t length)
 	init.send_cq = init.recv_cq = ends->cq;
 	for (int side = 0; side < 2; side++)
 		CHECK(ends->qp[side] = ibv_create_qp(ends->pd, &init));
+	find_gid(ends->context, &gid);
 	for (int side = 0; side < 2; side++)
-		connect_qp(ends, side);
+		connect_qp(ends->context, ends->qp[side], ends->qp[!side]->qp_num, &gid);
 }
 
 void part_ends(struct ends *ends)
@@ -155,10 +158,14 @@ int main(int argc, char **argv)
 {
 	if (argc == 3 && !strcmp(argv[1], "hold"))
 		return hold(atoi(argv[2]));
+	if (argc == 3 && !strcmp(argv[1], "dmabuf"))
+		return dmabuf_serve(atoi(argv[2]));
+	if (argc == 4 && !strcmp(argv[1], "dmabuf"))
+		return dmabuf_ask(argv[3], atoi(argv[2]));
 	for (size_t i = 0; argc == 2 && i < sizeof(commands) / sizeof(*commands); i++)
 		if (!strcmp(argv[1], commands[i].name))
 			return commands[i].run();
-	fprintf(stderr, "usage: verbs-life hold [SETS]");
+	fprintf(stderr, "usage: verbs-life hold [SETS] | dmabuf PORT [ADDRESS]");
 	for (size_t i = 1; i < sizeof(commands) / sizeof(*commands); i++)
 		fprintf(stderr, " | %s", commands[i].name);
 	fprintf(stderr, "\n");

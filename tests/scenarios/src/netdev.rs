@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use crate::account::Account;
 use crate::faults::{clear_log, long_run, quiet_log, wait_for_traffic};
 use crate::meeting::Meeting;
-use crate::objects::check_objects;
+use crate::objects::{check_objects, dma_buf_between_machines, install_verbs_life};
 use crate::running::Running;
 use crate::vm::{Lab, Vm};
 
@@ -29,6 +29,8 @@ pub fn device_life(lab: &Lab) -> Result<()> {
     let mut failed = Vec::new();
     let base = [Account::of(&a)?, Account::of(&b)?];
     check_objects(lab, &a, &mut failed)?;
+    install_verbs_life(lab, &b)?;
+    checks!(failed, (&a, &b); dma_buf_between_machines);
 
     let mut events = a.start("stdbuf -oL ibv_asyncwatch")?;
     events.wait_for("async event", LIMIT)?;

@@ -7,6 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 
 use crate::account::Account;
+use crate::meeting::{Meeting, Ready};
 use crate::vm::{Lab, Vm};
 
 /// Where `verbs-life` lies in a guest.
@@ -57,6 +58,17 @@ fn semantics_41_memory_of_a_process(a: &Vm) -> Result<()> {
         life(a, command)?;
     }
     Ok(())
+}
+
+/// Memory of another driver (udmabuf), registered by its dma-buf: WRITE and READ between two such regions of two machines.
+pub fn dma_buf_between_machines(a: &Vm, b: &Vm) -> Result<()> {
+    let meeting = Meeting {
+        server: format!("{VERBS_LIFE} dmabuf 18760"),
+        client: format!("{VERBS_LIFE} dmabuf 18760 @server"),
+        ready: Ready::Tcp(18_760),
+        serves_on: false,
+    };
+    meeting.between(a, b, Duration::from_secs(60))?.all_well()
 }
 
 /// Starts a `verbs-life hold` whose shell ends it when it reads a line, in the cgroup given.
