@@ -36,7 +36,8 @@ pub(super) fn choose(
     fabric: &dyn Fabric,
 ) -> bool {
     let lane = requester.lane.unwrap_or(FIRST);
-    let bulk = requester.bytes >= BULK;
+    // Where a lane is full there is bulk, however little of it each of many QPs has under way.
+    let bulk = requester.bytes >= BULK || !fabric.can_send(peer, lane);
     requester.calm = match bulk {
         true => 0,
         false => requester.calm.saturating_add(1),
@@ -177,6 +178,28 @@ mod tests {
         let post = read(&node, 2, 100_000);
         node.send(&mut queue, post);
         assert_eq!(lanes(&mut node), [(SQ_PSN + 1, lane)]);
+    }
+
+    #[test]
+    fn a_full_lane_is_no_place_for_what_is_little() {
+        let (mut node, mut queue, lane) = laned();
+        node.fabric.room = 0;
+        let post = write(&node, 0, 8);
+        node.send(&mut queue, post);
+        assert_eq!(lanes(&mut node), []);
+        node.fabric.room = usize::MAX;
+        assert_eq!(lanes(&mut node), [(SQ_PSN, lane)]);
+        node.take(acked_by(&queue, lane, SQ_PSN + 1), &[]);
+        // Many QPs that fill it have little under way each, and stay.
+        for n in 1..=2 * u32::from(CALM) {
+            node.fabric.room = 0;
+            let post = write(&node, n.into(), 8);
+            node.send(&mut queue, post);
+            assert_eq!(lanes(&mut node), []);
+            node.fabric.room = usize::MAX;
+            assert_eq!(lanes(&mut node), [(SQ_PSN + n, lane)]);
+            node.take(acked_by(&queue, lane, SQ_PSN + 1 + n), &[]);
+        }
     }
 
     #[test]

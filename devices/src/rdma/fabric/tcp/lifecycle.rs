@@ -233,7 +233,7 @@ impl TcpFabric {
         let Some(link) = &self.links[slot] else {
             return;
         };
-        if let Err(error) = socket::keep_from_pacing(&link.stream) {
+        if let Err(error) = socket::fit_to_this_host(&link.stream, self.config.send_buffer) {
             log::debug!("fabric: {}: {error}", link.address);
         }
         let hello = match Hello::decode(link.receive.control()) {

@@ -10,6 +10,10 @@ use crate::rdma::memory::Segment;
 /// Most places that one system call reads or writes (IOV_MAX).
 pub(super) const MAX_VECTORS: usize = 1024;
 
+/// What a socket sends from and has no answer to, in bytes, where both its ends are on this host: what lies there is to stay in the
+/// processor's cache, and there is no way to fill.
+const LOCAL_SEND_BUFFER: u32 = 512 << 10;
+
 /// The places of one call. Kept between calls for its memory only.
 pub(super) struct Vectors(Vec<libc::iovec>);
 
@@ -110,42 +114,41 @@ pub(super) fn dial(address: SocketAddr, send_buffer: Option<u32>) -> io::Result<
 pub(super) fn prepare(stream: &TcpStream, send_buffer: Option<u32>) -> io::Result<()> {
     stream.set_nonblocking(true)?;
     stream.set_nodelay(true)?;
-    let Some(size) = send_buffer else {
-        return Ok(());
-    };
-    let size = size.min(i32::MAX as u32) as libc::c_int;
-    // SAFETY: the value is a c_int, as the option wants.
-    let set = unsafe {
-        libc::setsockopt(
-            stream.as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_SNDBUF,
-            (&raw const size).cast(),
-            mem::size_of_val(&size) as libc::socklen_t,
-        )
-    };
-    match set {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
+    send_buffer.map_or(Ok(()), |size| set_send_buffer(stream, size))
 }
 
-/// Takes a connection that does not leave this host out of the host's congestion control: there is nobody to be fair to, and one that
-/// paces (bbr) costs a timer for what it holds back. `reno` is in every kernel, and without loss does nothing but count.
-pub(super) fn keep_from_pacing(stream: &TcpStream) -> io::Result<()> {
-    const NAME: &[u8] = b"reno";
+/// Fits a connection that does not leave this host to that, and leaves others alone. It has nobody to be fair to, and a congestion control
+/// that paces (bbr) costs a timer for what it holds back: `reno` is in every kernel, and without loss does nothing but count.
+pub(super) fn fit_to_this_host(stream: &TcpStream, send_buffer: Option<u32>) -> io::Result<()> {
     let (near, far) = (stream.local_addr()?.ip(), stream.peer_addr()?.ip());
     if near != far && !far.is_loopback() {
         return Ok(());
     }
-    // SAFETY: the value is a name of that length, as the option wants.
+    if send_buffer.is_none() {
+        set_send_buffer(stream, LOCAL_SEND_BUFFER)?;
+    }
+    set_option(stream, libc::IPPROTO_TCP, libc::TCP_CONGESTION, b"reno")
+}
+
+fn set_send_buffer(stream: &TcpStream, size: u32) -> io::Result<()> {
+    let size = size.min(i32::MAX as u32) as libc::c_int;
+    set_option(
+        stream,
+        libc::SOL_SOCKET,
+        libc::SO_SNDBUF,
+        &size.to_ne_bytes(),
+    )
+}
+
+fn set_option(stream: &TcpStream, level: i32, option: i32, value: &[u8]) -> io::Result<()> {
+    // SAFETY: the value has as many bytes as is said.
     let set = unsafe {
         libc::setsockopt(
             stream.as_raw_fd(),
-            libc::IPPROTO_TCP,
-            libc::TCP_CONGESTION,
-            NAME.as_ptr().cast(),
-            NAME.len() as libc::socklen_t,
+            level,
+            option,
+            value.as_ptr().cast(),
+            value.len() as libc::socklen_t,
         )
     };
     match set {
@@ -195,33 +198,53 @@ mod tests {
 
     use super::*;
 
-    fn congestion_control(stream: &TcpStream) -> String {
-        let mut name = [0_u8; 16];
-        let mut length = name.len() as libc::socklen_t;
+    fn option<const N: usize>(stream: &TcpStream, level: i32, option: i32) -> [u8; N] {
+        let mut value = [0; N];
+        let mut length = N as libc::socklen_t;
         // SAFETY: the value has room for as many bytes as `length` says.
         let got = unsafe {
             libc::getsockopt(
                 stream.as_raw_fd(),
-                libc::IPPROTO_TCP,
-                libc::TCP_CONGESTION,
-                name.as_mut_ptr().cast(),
+                level,
+                option,
+                value.as_mut_ptr().cast(),
                 &raw mut length,
             )
         };
         assert_eq!(got, 0);
+        value
+    }
+
+    fn congestion_control(stream: &TcpStream) -> String {
+        let name: [u8; 16] = option(stream, libc::IPPROTO_TCP, libc::TCP_CONGESTION);
         let end = name.iter().position(|byte| *byte == 0).unwrap();
         String::from_utf8(name[..end].to_vec()).unwrap()
     }
 
+    fn send_buffer(stream: &TcpStream) -> u32 {
+        u32::from_ne_bytes(option(stream, libc::SOL_SOCKET, libc::SO_SNDBUF))
+    }
+
     #[test]
-    fn a_connection_on_this_host_is_not_paced() {
-        for address in ["127.0.0.1:0", "127.0.0.2:0"] {
+    fn a_connection_on_this_host_is_neither_paced_nor_given_more_than_fits_the_cache() {
+        for (address, asked) in [
+            ("127.0.0.1:0", None),
+            ("127.0.0.2:0", None),
+            ("[::1]:0", Some(5000)),
+        ] {
             let listener = TcpListener::bind(address).unwrap();
             let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
             let (far, _) = listener.accept().unwrap();
             for stream in [near, far] {
-                keep_from_pacing(&stream).unwrap();
+                prepare(&stream, asked).unwrap();
+                fit_to_this_host(&stream, asked).unwrap();
                 assert_eq!(congestion_control(&stream), "reno");
+                // The kernel doubles what it is told, up to what the host allows.
+                let buffer = send_buffer(&stream);
+                match asked {
+                    Some(size) => assert_eq!(buffer, 2 * size),
+                    None => assert!((100_000..=2 * LOCAL_SEND_BUFFER).contains(&buffer)),
+                }
             }
         }
     }
