@@ -78,6 +78,11 @@ pub(super) fn of_datagrams(kind: QpKind, lanes: u8) -> u8 {
     }
 }
 
+/// Whether a QP's requests take a lane for bulk.
+pub(super) fn carries_bulk(qp: &Qp) -> bool {
+    of_requests(qp) != FIRST
+}
+
 /// The lane of a reliable connection's requests, and of the answers that it takes.
 pub(super) fn of_requests(qp: &Qp) -> u8 {
     qp.transport.requester.lane.unwrap_or(FIRST)

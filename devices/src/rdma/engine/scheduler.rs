@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::time::Instant;
 
 use super::transport::{Requester, before};
-use super::{Engine, Env, Owes, answers, flush, requester, retry, uc, ud, unacked};
+use super::{Engine, Env, Owes, answers, flush, lanes, requester, retry, uc, ud, unacked};
 use crate::rdma::fabric::Fabric;
 use crate::rdma::objects::{Objects, Qp, QpKind, QpState, kick_fence};
 use crate::rdma::wire::kick;
@@ -112,6 +112,11 @@ impl Engine {
             let crowded = self.lists.hot.len() >= IDLE_HOT;
             let Some((qp, mut env)) = self.enter(objects, qpn, now) else {
                 continue;
+            };
+            // Whoever has little to send waits while bulk is taken.
+            let limit = match lanes::carries_bulk(qp) {
+                true if qps > 1 => *QP_MESSAGES.start(),
+                _ => limit,
             };
             let step = match qp.state {
                 QpState::Rts | QpState::Sqd => match send(qp, &mut env, fabric, limit) {
@@ -387,6 +392,36 @@ mod tests {
         });
         let most = *QP_MESSAGES.end();
         assert_eq!(batches, [most, most, 150 - 2 * most, 0]);
+    }
+
+    #[test]
+    fn bulk_beside_others_is_taken_a_little_at_a_time() {
+        let mut node = Node::new();
+        node.fabric.lanes = 3;
+        let mut bulk = node.connected();
+        for wr_id in 0..200 {
+            let length = if wr_id == 0 { 64 << 10 } else { 4 << 10 };
+            let post = write(&node, wr_id, length);
+            node.fill_send(&mut bulk, &post);
+        }
+        node.set_sq_producer(&bulk, 200);
+        let round = |node: &mut Node| {
+            let (objects, fabric) = (&mut node.objects, &mut node.fabric);
+            node.engine.round(objects, fabric, node.now);
+            std::mem::take(&mut node.fabric.sent).len()
+        };
+        round(&mut node);
+        assert_eq!(round(&mut node), *QP_MESSAGES.end());
+        let mut small = node.connected();
+        let post = write(&node, 0, 8);
+        node.send(&mut small, post);
+        let beside = [(); 3].map(|()| round(&mut node));
+        assert!(
+            beside
+                .iter()
+                .all(|n| (1..=1 + *QP_MESSAGES.start()).contains(n)),
+            "{beside:?}"
+        );
     }
 
     #[test]

@@ -22,7 +22,7 @@ const FIRST_BYTES: usize = 512 << 10;
 /// Bytes read from one further lane in one poll, and written to all, while nothing passes on first lanes.
 const ALONE_BYTES: usize = 256 << 10;
 /// Bytes read from all further lanes in one poll, and written, while something does.
-const SHARED_BYTES: usize = 24 << 10;
+const SHARED_BYTES: usize = 20 << 10;
 /// So long after a frame of a queue pair passed on a first lane, another is expected.
 const IN_A_HURRY: Duration = Duration::from_millis(20);
 /// Polls that go to connections known to be readable before the epoll is asked again.
