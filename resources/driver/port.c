@@ -124,6 +124,8 @@ int vrdma_query_device(struct ib_device *ibdev, struct ib_device_attr *attr,
 					  IB_DEVICE_MEM_WINDOW_TYPE_2B;
 		attr->max_mw = vrdma_cap(wire->max_mw, INT_MAX);
 	}
+	if (vrdma_has(dev, VIRTIO_RDMA_F_UD))
+		attr->kernel_cap_flags |= IBK_BLOCK_MULTICAST_LOOPBACK;
 	if (vrdma_has(dev, VIRTIO_RDMA_F_ATOMIC_WRITE))
 		attr->device_cap_flags |= IB_DEVICE_ATOMIC_WRITE;
 	if (vrdma_has(dev, VIRTIO_RDMA_F_FLUSH))

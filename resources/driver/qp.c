@@ -125,7 +125,9 @@ static int vrdma_qp_create(struct vrdma_dev *dev, struct vrdma_qp *qp,
 	if (attr->srq)
 		body->srq = cpu_to_le32(to_vsrq(attr->srq)->srqn);
 	if (attr->sq_sig_type == IB_SIGNAL_ALL_WR)
-		body->flags = cpu_to_le32(VIRTIO_RDMA_QP_SQ_SIG_ALL);
+		body->flags |= cpu_to_le32(VIRTIO_RDMA_QP_SQ_SIG_ALL);
+	if (attr->create_flags & IB_QP_CREATE_BLOCK_MULTICAST_LOOPBACK)
+		body->flags |= cpu_to_le32(VIRTIO_RDMA_QP_BLOCK_LOOPBACK);
 	body->sq_entries = cpu_to_le32(layout->sq_entries);
 	body->sq_stride = cpu_to_le32(layout->sq_stride);
 	body->rq_entries = cpu_to_le32(layout->rq_entries);
@@ -165,7 +167,9 @@ int vrdma_create_qp(struct ib_qp *ibqp, struct ib_qp_init_attr *attr,
 	type = vrdma_qp_type(dev, attr->qp_type, udata);
 	if (type < 0)
 		return type;
-	if (attr->create_flags)
+	if (attr->create_flags &&
+	    (attr->create_flags != IB_QP_CREATE_BLOCK_MULTICAST_LOOPBACK ||
+	     type != VIRTIO_RDMA_QPT_UD))
 		return -EOPNOTSUPP;
 
 	vrdma_qp_caps(attr, type, &qp->caps);

@@ -313,6 +313,7 @@ struct virtio_rdma_modify_cq {
 #define VIRTIO_RDMA_QPT_XRC_TGT		10
 
 #define VIRTIO_RDMA_QP_SQ_SIG_ALL	0x1
+#define VIRTIO_RDMA_QP_BLOCK_LOOPBACK	0x2
 
 struct virtio_rdma_create_qp {
 	__le32	pd;

@@ -54,13 +54,15 @@ impl Control<'_> {
             return Err(Status::Invalid);
         }
         let flags = head.flags.get();
-        if flags & !qp_flag::ALL != 0 {
+        let block_loopback = flags & qp_flag::BLOCK_LOOPBACK != 0;
+        if flags & !qp_flag::ALL != 0 || block_loopback && kind != QpKind::Ud {
             return Err(Status::Invalid);
         }
         let caps = QpCaps {
             max_send_sge: head.max_send_sge.get(),
             max_recv_sge: head.max_recv_sge.get(),
             max_inline: head.max_inline.get(),
+            block_loopback,
         };
         let sq = RingPlace {
             offset: head.sq_offset.get(),

@@ -100,7 +100,7 @@ impl Sink for Receiver<'_> {
 
     fn frame(&mut self, peer: PeerId, header: &FrameHeader, placement: Placement, data: &[u8]) {
         if header.kind == kind::DATAGRAM {
-            ud::deliver(self, header, data);
+            ud::deliver(self, peer, header, data);
             return;
         }
         let atomic = kind::comes_as_data(header.kind);

@@ -219,7 +219,12 @@ fn unpack_mac(packed: u64) -> [u8; 6] {
 }
 
 /// A datagram has come: to the QP, or the members of the group, that it is for.
-pub(super) fn deliver(receiver: &mut Receiver<'_>, header: &FrameHeader, data: &[u8]) {
+pub(super) fn deliver(
+    receiver: &mut Receiver<'_>,
+    peer: PeerId,
+    header: &FrameHeader,
+    data: &[u8],
+) {
     let to = data
         .first_chunk()
         .and_then(grh::destination)
@@ -232,6 +237,9 @@ pub(super) fn deliver(receiver: &mut Receiver<'_>, header: &FrameHeader, data: &
         let mut position = 0;
         while let Some(&qpn) = receiver.objects.groups.members(&to).get(position) {
             position += 1;
+            if peer == PeerId::LOCAL && is_own(receiver, qpn, header) {
+                continue;
+            }
             to_qp(receiver, qpn, header, data, VLAN_NONE);
         }
         if position == 0 {
@@ -243,6 +251,12 @@ pub(super) fn deliver(receiver: &mut Receiver<'_>, header: &FrameHeader, data: &
     } else {
         receiver.objects.stats.device.rx_discarded.add(1);
     }
+}
+
+/// Whether a datagram of this device is the QP's own, and one that it does not want back.
+fn is_own(receiver: &Receiver<'_>, qpn: u32, header: &FrameHeader) -> bool {
+    let qp = receiver.objects.qps.get(qpn);
+    header.src_qpn == qpn && qp.is_some_and(|qp| qp.caps.block_loopback)
 }
 
 const MAX_LEN: usize = (GRH_LEN + MAX_DATAGRAM) as usize;

@@ -29,6 +29,8 @@ pub struct QpCaps {
     pub max_recv_sge: u32,
     /// Inline bytes of a send.
     pub max_inline: u32,
+    /// What it sends to a multicast group does not come back to it.
+    pub block_loopback: bool,
 }
 
 /// What a QP refers to, each 0 where it has none.

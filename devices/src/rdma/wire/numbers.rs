@@ -179,8 +179,10 @@ pub mod qp_type {
 pub mod qp_flag {
     /// Every send WQE is signalled.
     pub const SQ_SIG_ALL: u32 = 1;
+    /// UD: what it sends to a group does not come back to it.
+    pub const BLOCK_LOOPBACK: u32 = 2;
     /// All that are defined.
-    pub const ALL: u32 = SQ_SIG_ALL;
+    pub const ALL: u32 = SQ_SIG_ALL | BLOCK_LOOPBACK;
 }
 
 /// SRQ types (section 4.12).

@@ -25,6 +25,8 @@ pub struct QpOptions {
     pub inline: u32,
     /// Every send is signalled.
     pub signal_all: bool,
+    /// What it sends to a group does not come back to it.
+    pub block_loopback: bool,
     /// Rings in pages that do not follow one another.
     pub scattered: bool,
     /// A shared receive queue instead of receives of its own; 0 for none.
@@ -43,6 +45,7 @@ impl Default for QpOptions {
             recv_sge: 4,
             inline: 64,
             signal_all: false,
+            block_loopback: false,
             scattered: true,
             srq: 0,
             xrcd: 0,
@@ -204,7 +207,7 @@ impl Node {
             send_cq,
             recv_cq,
             srq: options.srq,
-            flags: options.signal_all.into(),
+            flags: u32::from(options.signal_all) | u32::from(options.block_loopback) << 1,
             sq_entries: options.sq_entries,
             sq_stride,
             rq_entries,

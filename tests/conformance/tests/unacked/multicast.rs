@@ -10,7 +10,7 @@ use conformance::side::{Connection, Side, connected, silence, success};
 use conformance::watchdog::Watchdog;
 use conformance::world::{Kind, Options, World, node, tcp_fabric};
 
-use super::{datagram_side, options};
+use super::{address, datagram_side, options, to_rts};
 
 const SHORT: Duration = Duration::from_millis(30);
 
@@ -76,6 +76,44 @@ on_every_fabric! {
         success(world, &mut c, "a member that stayed");
         silence(world, &mut b, SHORT, "a member that left");
         assert_eq!(a.node.counters().tx_discarded, 0);
+    }
+
+    fn a_sender_that_blocks_loopback_gets_what_others_send_and_nothing_of_its_own(world: &World) {
+        let mut blocks = options(qp_type::UD);
+        blocks.qp.block_loopback = true;
+        let (mut a, mut near) = (Side::new(world.a(), &blocks), datagram_side(world.a()));
+        to_rts(&a);
+        let mut b = datagram_side(world.b());
+        for side in [&a, &near, &b] {
+            join(side, group(1));
+        }
+        world.settle();
+        for side in [&mut a, &mut near, &mut b] {
+            side.recv(9, 0, 100);
+            side.recv(10, 200, 100);
+        }
+        post(&mut a, group(1), b"to others");
+        assert!(success(world, &mut a, "the send").is_send());
+        for side in [&mut near, &mut b] {
+            assert_eq!(success(world, side, "another member").byte_len, 49);
+        }
+        silence(world, &mut a, SHORT, "its own datagram");
+        post(&mut near, group(1), b"of its device");
+        assert_eq!(success(world, &mut a, "a member of the same device").byte_len, 53);
+        post(&mut b, group(1), b"of another");
+        assert_eq!(success(world, &mut a, "a member elsewhere").byte_len, 50);
+        // Sent to itself and to no group, it arrives.
+        a.recv(11, 400, 100);
+        a.send(&SendWr::signaled(1, send::SEND).with_inline(b"me").to(address(&a)));
+        let mut own = 0;
+        for _ in 0..2 {
+            own += u32::from(!success(world, &mut a, "send and receive").is_send());
+        }
+        assert_eq!(own, 1);
+        // Nothing that is connected has such a flag.
+        blocks.qp.kind = qp_type::RC;
+        let refused = a.node.create_qp(a.context, a.pd, a.cq.cqn, a.cq.cqn, &blocks.qp).map(drop);
+        assert_eq!(refused, Err(Status::Invalid));
     }
 
     fn groups_of_others_and_wrong_qkeys_are_left_alone(world: &World) {

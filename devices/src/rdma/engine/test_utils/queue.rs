@@ -85,6 +85,7 @@ impl<F: Fabric> Node<F> {
                     max_send_sge: 4,
                     max_recv_sge: 3,
                     max_inline: 128,
+                    block_loopback: false,
                 },
                 memory,
                 control: 0,

@@ -79,6 +79,7 @@ impl Half {
                 recv_sge: [4, 1, 2, 16][n % 4],
                 inline: [0, 64, 256, 32][n % 4],
                 signal_all: n == 2,
+                block_loopback: false,
                 scattered: n % 2 == 0,
                 srq: if SHARES[n] { srq.srqn } else { 0 },
                 xrcd: 0,
