@@ -18,6 +18,17 @@
 /* The verbs have no name for these yet, and so no flag. */
 #define IB_DEVICE_FLUSH_GLOBAL	0ULL
 #define IB_DEVICE_ATOMIC_WRITE	0ULL
+#define IB_WC_ATOMIC_WRITE	IB_WC_RDMA_WRITE
+
+static inline bool vrdma_is_atomic_write(const struct ib_send_wr *wr)
+{
+	return false;
+}
+#else
+static inline bool vrdma_is_atomic_write(const struct ib_send_wr *wr)
+{
+	return wr->opcode == IB_WR_ATOMIC_WRITE;
+}
 #endif
 
 #if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 11, 0)

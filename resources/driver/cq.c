@@ -241,6 +241,8 @@ static enum ib_wc_opcode vrdma_wc_opcode(u8 opcode)
 		return IB_WC_LOCAL_INV;
 	case VIRTIO_RDMA_WC_REG_MR:
 		return IB_WC_REG_MR;
+	case VIRTIO_RDMA_WC_ATOMIC_WRITE:
+		return IB_WC_ATOMIC_WRITE;
 	case VIRTIO_RDMA_WC_RECV:
 		return IB_WC_RECV;
 	case VIRTIO_RDMA_WC_RECV_IMM:

@@ -17,7 +17,7 @@ struct ib_mr *vrdma_get_dma_mr(struct ib_pd *ibpd, int access)
 	struct vrdma_dev *dev = to_vdev(ibpd->device);
 	struct virtio_rdma_reg_mr body = {
 		.pd = cpu_to_le32(to_vpd(ibpd)->pdn),
-		.access = cpu_to_le32(access & VIRTIO_RDMA_ACCESS_ALL),
+		.access = cpu_to_le32(access & vrdma_mr_rights(dev)),
 		.flags = VIRTIO_RDMA_MR_DMA,
 	};
 	struct virtio_rdma_mr_keys keys;
@@ -124,13 +124,13 @@ int vrdma_fill_reg(struct virtio_rdma_send_wqe *wqe,
 		   const struct ib_reg_wr *wr)
 {
 	const struct vrdma_mr *mr = to_vmr(wr->mr);
+	const u32 rights = vrdma_mr_rights(to_vdev(wr->mr->device));
 
-	if (!mr->list || wr->access & ~(VIRTIO_RDMA_ACCESS_ALL |
-					IB_ACCESS_OPTIONAL))
+	if (!mr->list || wr->access & ~(rights | IB_ACCESS_OPTIONAL))
 		return -EINVAL;
 	wqe->opcode = VIRTIO_RDMA_WQE_REG_MR;
 	wqe->inv_key = cpu_to_le32(wr->key);
-	wqe->rkey = cpu_to_le32(wr->access & VIRTIO_RDMA_ACCESS_ALL);
+	wqe->rkey = cpu_to_le32(wr->access & rights);
 	wqe->remote_addr = cpu_to_le64(mr->ibmr.iova);
 	wqe->compare_add = cpu_to_le64(mr->ibmr.length);
 	wqe->swap = cpu_to_le64(mr->ibmr.iova & (mr->ibmr.page_size - 1));

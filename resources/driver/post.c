@@ -88,10 +88,29 @@ static bool vrdma_invalidates(const struct vrdma_dev *dev)
 	       vrdma_has(dev, VIRTIO_RDMA_F_MW);
 }
 
+/* The value goes along: it is given by its virtual address, as inline data. */
+static int vrdma_fill_atomic_write(struct vrdma_dev *dev,
+				   struct virtio_rdma_send_wqe *wqe,
+				   const struct ib_send_wr *wr)
+{
+	if (!vrdma_has(dev, VIRTIO_RDMA_F_ATOMIC_WRITE) ||
+	    !(wr->send_flags & IB_SEND_INLINE) || wr->num_sge != 1 ||
+	    wr->sg_list[0].length != sizeof(wqe->compare_add))
+		return -EINVAL;
+	memcpy(&wqe->compare_add, (void *)(uintptr_t)wr->sg_list[0].addr,
+	       sizeof(wqe->compare_add));
+	wqe->opcode = VIRTIO_RDMA_WQE_ATOMIC_WRITE;
+	wqe->remote_addr = cpu_to_le64(rdma_wr(wr)->remote_addr);
+	wqe->rkey = cpu_to_le32(rdma_wr(wr)->rkey);
+	return 0;
+}
+
 static int vrdma_fill_opcode(struct vrdma_dev *dev,
 			     struct virtio_rdma_send_wqe *wqe,
 			     const struct ib_send_wr *wr)
 {
+	if (vrdma_is_atomic_write(wr))
+		return vrdma_fill_atomic_write(dev, wqe, wr);
 	switch (wr->opcode) {
 	case IB_WR_SEND_WITH_IMM:
 		wqe->imm = wr->ex.imm_data;
@@ -203,6 +222,8 @@ static int vrdma_fill_send(struct vrdma_dev *dev, struct vrdma_qp *qp,
 		wqe->flags |= VIRTIO_RDMA_WQE_SOLICITED;
 	if (wr->send_flags & IB_SEND_FENCE)
 		wqe->flags |= VIRTIO_RDMA_WQE_FENCE;
+	if (wqe->opcode == VIRTIO_RDMA_WQE_ATOMIC_WRITE)
+		return 0;
 	if (wr->send_flags & IB_SEND_INLINE) {
 		if (wqe->opcode > VIRTIO_RDMA_WQE_SEND_IMM &&
 		    wqe->opcode != VIRTIO_RDMA_WQE_SEND_INV)
