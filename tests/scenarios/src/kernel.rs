@@ -1,4 +1,4 @@
-//! Verbs as kernel users call them: the cases of `resources/driver/selftest.c`.
+//! Verbs as kernel users call them: the cases of `resources/driver/selftest`.
 
 use anyhow::Result;
 
