@@ -14,6 +14,7 @@
 #   --only WORD,...   only the cases whose labels have all of these words (--list shows them)
 #   --rounds N        rounds of each case, of which the median counts (at least 5, the default)
 #   --seconds S       time of each sample
+#   --lanes N         connections between two devices, native only (default: as many as a monitor makes)
 #   --out DIR         where files go (default target/bench)
 # Exit status 0 only if no figure was refused; a figure is refused when a loss counter moved while it was measured.
 set -euo pipefail

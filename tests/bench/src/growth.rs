@@ -104,7 +104,7 @@ fn queue_pairs(options: &Options, own_cqs: bool) -> Table {
     table.case(options, &["growth", name], || {
         let shapes = QPS.map(|qps| Shape {
             own_cqs,
-            ..Shape::inline(qps, DEPTH)
+            ..Shape::inline(options, qps, DEPTH)
         });
         let figures = [
             Figure {
@@ -227,7 +227,7 @@ fn peers(options: &Options) -> Table {
         ];
         let shapes = PEERS.map(|peers| Shape {
             peers,
-            ..Shape::inline(1, DEPTH)
+            ..Shape::inline(options, 1, DEPTH)
         });
         let time = options.time(Duration::from_millis(150));
         let rigs = connected(shapes.into_iter())?;
@@ -246,7 +246,7 @@ fn regions(options: &Options) -> Table {
         let depth = 128;
         let shapes = REGIONS.map(|region| Shape {
             region,
-            ..Shape::inline(1, depth)
+            ..Shape::inline(options, 1, depth)
         });
         // One of the default size is another kind of region.
         debug_assert!(!REGIONS[..2].contains(&(FOOTPRINT as u64)));

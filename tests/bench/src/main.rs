@@ -21,8 +21,7 @@ const SUITES: &[Suite] = &[
     ("vmm", vmm::run),
 ];
 
-const USAGE: &str =
-    "longarm-bench SUITE [--only WORD,...] [--rounds N] [--seconds S] [--out DIR] [--list]";
+const USAGE: &str = "longarm-bench SUITE [--only WORD,...] [--rounds N] [--seconds S] [--lanes N] [--out DIR] [--list]";
 
 fn main() -> ExitCode {
     match run() {

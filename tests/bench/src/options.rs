@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use devices::rdma::fabric::tcp::MAX_LANES;
 
 use crate::samples::LEAST_ROUNDS;
 
@@ -16,6 +17,8 @@ pub struct Options {
     pub rounds: usize,
     /// Time of a sample, if the suite's own choice is not wanted.
     pub seconds: Option<Duration>,
+    /// Connections between two native devices, if the fabric's own choice is not wanted.
+    pub lanes: Option<u8>,
     /// Where files go.
     pub out: PathBuf,
     /// Says what there is, and measures nothing.
@@ -31,6 +34,7 @@ impl Options {
             only: Selection::default(),
             rounds: LEAST_ROUNDS,
             seconds: None,
+            lanes: None,
             out: "target/bench".into(),
             list: false,
             rest: Vec::new(),
@@ -49,6 +53,7 @@ impl Options {
                     let time = Duration::try_from_secs_f64(seconds).context("--seconds")?;
                     options.seconds = Some(time);
                 }
+                "--lanes" => options.lanes = Some(value()?.parse().context("--lanes")?),
                 "--out" => options.out = value()?.into(),
                 "--list" => options.list = true,
                 _ => options.rest.push(word),
@@ -57,6 +62,12 @@ impl Options {
         ensure!(
             options.rounds >= LEAST_ROUNDS,
             "a median wants at least {LEAST_ROUNDS} rounds"
+        );
+        ensure!(
+            options
+                .lanes
+                .is_none_or(|lanes| (1..=MAX_LANES).contains(&lanes)),
+            "--lanes: 1 to {MAX_LANES}"
         );
         Ok(options)
     }
@@ -121,7 +132,9 @@ mod tests {
 
     #[test]
     fn options_are_read_and_the_rest_is_kept() {
-        let options = parse("--only write,64k --seconds 0.5 --image x --rounds 7").unwrap();
+        let options =
+            parse("--only write,64k --seconds 0.5 --image x --rounds 7 --lanes 4").unwrap();
+        assert_eq!(options.lanes, Some(4));
         assert_eq!(options.rounds, 7);
         assert_eq!(options.time(Duration::ZERO), Duration::from_millis(500));
         assert_eq!(options.rest, ["--image", "x"]);
@@ -129,10 +142,12 @@ mod tests {
     }
 
     #[test]
-    fn fewer_rounds_than_a_median_wants_are_refused() {
+    fn what_cannot_be_is_refused() {
         assert!(parse("--rounds 4").is_err());
         assert!(parse("--rounds").is_err());
         assert!(parse("--seconds -1").is_err());
+        assert!(parse("--lanes 0").is_err());
+        assert!(parse("--lanes 9").is_err());
     }
 
     #[test]

@@ -263,9 +263,18 @@ impl World {
 
 /// A fabric over TCP that listens on a port of 127.0.0.1 and dials `peers`, its counters, and its address.
 pub fn tcp_fabric(peers: &[SocketAddr]) -> (Box<dyn Fabric>, Arc<Stats>, SocketAddr) {
+    tcp_fabric_with(peers, None)
+}
+
+/// The same, with so many connections to each peer.
+pub fn tcp_fabric_with(
+    peers: &[SocketAddr],
+    lanes: Option<u8>,
+) -> (Box<dyn Fabric>, Arc<Stats>, SocketAddr) {
     let mut config = TcpConfig::new().expect("a configuration");
     config.listen = Some(SocketAddr::from(([127, 0, 0, 1], 0)));
     config.peers = peers.to_vec();
+    config.lanes = lanes.unwrap_or(config.lanes);
     // Who steps devices leaves one alone while it looks at another; a peer that dies closes its sockets.
     config.timing.loss = Duration::from_secs(3600);
     let stats = Arc::new(Stats::default());

@@ -93,7 +93,7 @@ fn measure(
     wanted: &[usize],
 ) -> Result<(Vec<Vec<Stream>>, Vec<&'static str>)> {
     let time = time(options);
-    let shape = Shape::inline(qps, depth);
+    let shape = Shape::inline(options, qps, depth);
     let rig = Shared::new(Rig::new(&shape)?);
     let rig = &rig;
     let mut subjects: Vec<Subject<'_>> = Vec::new();
@@ -133,7 +133,7 @@ pub fn rate(options: &Options) -> Table {
 fn rates(options: &Options, size: usize, qps: u32) -> Result<Vec<Row>> {
     let depth = 128;
     let time = time(options);
-    let shape = Shape::inline(qps, depth);
+    let shape = Shape::inline(options, qps, depth);
     let rig = Shared::new(Rig::new(&shape)?);
     let rig = &rig;
     let stream = |signal, inline| -> Subject<'_> {

@@ -30,7 +30,7 @@ pub fn table(options: &Options) -> Table {
 
 fn measure(options: &Options, op: Op, size: usize, depth: u32) -> Result<Vec<Row>> {
     let time = options.time(Duration::from_millis(100));
-    let shape = Shape::inline(1, depth);
+    let shape = Shape::inline(options, 1, depth);
     let load = Load::new(op, size, depth);
     let rig = Shared::new(Rig::new(&shape)?);
     let run = || beside_tcp(&rig, load, options.rounds, time);

@@ -14,6 +14,8 @@ use conformance::world;
 use devices::rdma::stats::Stats;
 use serde::{Deserialize, Serialize};
 
+use crate::options::Options;
+
 /// Bytes that messages come from and go to, at either end, of RDMA as of its references: more than one message, so that it is not
 /// all in the nearest cache.
 pub const FOOTPRINT: usize = 1 << 20;
@@ -35,11 +37,13 @@ pub struct Shape {
     /// Devices have a thread of their own, as in the monitor, which looks for work for so long before it sleeps; None: driver and
     /// device take turns on one thread.
     pub thread: Option<Duration>,
+    /// Connections between two ends; as many as the fabric thinks fit unless given.
+    pub lanes: Option<u8>,
 }
 
 impl Shape {
     /// One peer, driver and device on one thread.
-    pub fn inline(qps: u32, depth: u32) -> Shape {
+    pub fn inline(options: &Options, qps: u32, depth: u32) -> Shape {
         Shape {
             peers: 1,
             qps,
@@ -47,6 +51,7 @@ impl Shape {
             own_cqs: false,
             region: FOOTPRINT as u64,
             thread: None,
+            lanes: options.lanes,
         }
     }
 
@@ -115,7 +120,7 @@ impl End {
     }
 
     fn new(number: u8, peers: &[SocketAddr], shape: &Shape) -> Result<End> {
-        let (fabric, stats, address) = world::tcp_fabric(peers);
+        let (fabric, stats, address) = world::tcp_fabric_with(peers, shape.lanes);
         let options = world::Options {
             pages: shape.pages(),
             dma_piece: u64::MAX,

@@ -41,7 +41,7 @@ pub fn table(options: &Options) -> Table {
 
 fn beside(options: &Options, bulk: Load) -> Result<Vec<Row>> {
     let time = options.time(Duration::from_millis(300));
-    let rig = Shared::new(Rig::new(&Shape::inline(2, bulk.depth))?);
+    let rig = Shared::new(Rig::new(&Shape::inline(options, 2, bulk.depth))?);
     let small = Load::one_by_one(Op::Write, 8);
     let results = interleaved(
         options.rounds,
@@ -88,7 +88,7 @@ fn beside(options: &Options, bulk: Load) -> Result<Vec<Row>> {
 fn shares(options: &Options) -> Result<Vec<Row>> {
     let time = options.time(Duration::from_millis(200));
     let (qps, depth) = (64, 16);
-    let rig = Shared::new(Rig::new(&Shape::inline(qps, depth))?);
+    let rig = Shared::new(Rig::new(&Shape::inline(options, qps, depth))?);
     let load = Load::new(Op::Write, 4096, depth);
     let results = interleaved(
         options.rounds,

@@ -50,7 +50,7 @@ pub fn table(options: &Options) -> Table {
 
 fn measure(options: &Options, size: usize, ops: &[Op]) -> Result<Vec<Row>> {
     let time = options.time(Duration::from_millis(150));
-    let shape = Shape::inline(1, 1);
+    let shape = Shape::inline(options, 1, 1);
     let rig = Shared::new(Rig::new(&shape)?);
     let rig = &rig;
     let mut subjects: Vec<Box<dyn FnMut() -> Result<Latency> + '_>> = Vec::new();

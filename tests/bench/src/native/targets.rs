@@ -57,7 +57,7 @@ fn time(options: &Options) -> Duration {
 }
 
 fn measure(case: &Case, options: &Options) -> Result<Row> {
-    let shape = Shape::inline(1, case.depth);
+    let shape = Shape::inline(options, 1, case.depth);
     let rig = Shared::new(Rig::new(&shape)?);
     let load = Load::new(case.op, case.size, case.depth);
     let time = time(options);
@@ -75,7 +75,7 @@ fn measure(case: &Case, options: &Options) -> Result<Row> {
 }
 
 fn latency(options: &Options) -> Result<Row> {
-    let shape = Shape::inline(1, 1);
+    let shape = Shape::inline(options, 1, 1);
     let rig = Shared::new(Rig::new(&shape)?);
     let time = time(options);
     let results = beside_ping_pong(&rig, options.rounds, time)?;

@@ -18,10 +18,10 @@ const PATIENCE: Duration = Duration::from_micros(50);
 /// Size and depth.
 const SHAPES: [(usize, u32); 3] = [(64, 128), (4096, 128), (65_536, 16)];
 
-fn shape(depth: u32) -> Shape {
+fn shape(options: &Options, depth: u32) -> Shape {
     Shape {
         thread: Some(PATIENCE),
-        ..Shape::inline(1, depth)
+        ..Shape::inline(options, 1, depth)
     }
 }
 
@@ -44,7 +44,7 @@ pub fn table(options: &Options) -> Table {
 
 fn stream(options: &Options, op: Op, size: usize, depth: u32) -> Result<Vec<Row>> {
     let time = options.time(Duration::from_millis(150));
-    let rig = Shared::new(Rig::new(&shape(depth))?);
+    let rig = Shared::new(Rig::new(&shape(options, depth))?);
     let load = Load::new(op, size, depth);
     let results = beside_tcp(&rig, load, options.rounds, time)?;
     let row = |case: &str, unit, figure: fn(&Stream) -> f64| {
@@ -63,7 +63,7 @@ fn stream(options: &Options, op: Op, size: usize, depth: u32) -> Result<Vec<Row>
 
 fn latency(options: &Options) -> Result<Vec<Row>> {
     let time = options.time(Duration::from_millis(200));
-    let rig = Shared::new(Rig::new(&shape(1))?);
+    let rig = Shared::new(Rig::new(&shape(options, 1))?);
     let results = beside_ping_pong(&rig, options.rounds, time)?;
     let row = |(percentile, figure): Percentile| {
         let [ours, tcp] = [0, 1].map(|n| Samples::of(&results[n], figure));
