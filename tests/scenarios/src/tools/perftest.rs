@@ -268,22 +268,35 @@ const PATCHED: &[Block] = &[
         ..BLOCK
     },
     Block {
+        tools: BANDWIDTH,
+        options: &["-c XRC -q 4"],
+        says: &["#bytes", NEW_API],
+        ..BLOCK
+    },
+    Block {
+        tools: &["ib_atomic_bw"],
+        options: &["-c XRC"],
+        size: ATOMIC,
+        says: &["#bytes", NEW_API],
+        ..BLOCK
+    },
+    Block {
         tools: &["ib_send_bw", "ib_write_bw"],
-        options: &["-I 900", "-I 900 -b -l 4", "-I 900 -R"],
+        options: &["-I 900", "-I 900 -b -l 4", "-I 900 -R", "-I 900 -c XRC"],
         size: 900,
         says: &["#bytes", NEW_API, "Max inline data : 900[B]"],
         ..BLOCK
     },
     Block {
         tools: &["ib_send_lat"],
-        options: &["", "-e", "-R", "-c UC"],
+        options: &["", "-e", "-R", "-c UC", "-c XRC"],
         size: 236,
         says: &["#bytes", NEW_API, "Max inline data : 236[B]"],
         ..BLOCK
     },
     Block {
         tools: &["ib_write_lat"],
-        options: &["", "-R", "-c UC", "--write_with_imm"],
+        options: &["", "-R", "-c UC", "-c XRC", "--write_with_imm"],
         size: 220,
         says: &["#bytes", NEW_API, "Max inline data : 220[B]"],
         ..BLOCK
