@@ -193,9 +193,41 @@ static bool vrdma_has_gsi(const struct vrdma_dev *dev)
 	       vrdma_has(dev, VIRTIO_RDMA_F_DMA_MR);
 }
 
+/* Those that the device does not have are left as they are. */
+static int vrdma_query_counters(struct vrdma_dev *dev, u64 *values)
+{
+	/* Room for counters that a later device may have. */
+	const u32 room = 4 * VIRTIO_RDMA_NUM_COUNTERS;
+	struct virtio_rdma_counters *reply;
+	struct vrdma_cmd *cmd;
+	u32 i, count;
+	int err;
+
+	cmd = vrdma_cmd_alloc(dev, VIRTIO_RDMA_KERNEL_CONTEXT,
+			      VIRTIO_RDMA_CMD_QUERY_COUNTERS, 0,
+			      struct_size(reply, value, room));
+	if (!cmd)
+		return -ENOMEM;
+	err = vrdma_cmd_run(cmd, 0);
+	if (err)
+		goto out;
+	reply = cmd->reply_body;
+	count = min_t(u32, le32_to_cpu(reply->count), VIRTIO_RDMA_NUM_COUNTERS);
+	if (cmd->used < sizeof(*cmd->reply) + struct_size(reply, value, count)) {
+		err = -EIO;
+		goto out;
+	}
+	for (i = 0; i < count; i++)
+		values[i] = le64_to_cpu(reply->value[i]);
+out:
+	vrdma_cmd_free(cmd);
+	return err;
+}
+
 int vrdma_query_port(struct ib_device *ibdev, u32 port,
 		     struct ib_port_attr *attr)
 {
+	u64 counters[VIRTIO_RDMA_NUM_COUNTERS] = {};
 	struct vrdma_dev *dev = to_vdev(ibdev);
 	struct virtio_rdma_port_attr wire;
 	struct net_device *netdev;
@@ -205,6 +237,12 @@ int vrdma_query_port(struct ib_device *ibdev, u32 port,
 	err = vrdma_query_port_attr(dev, &wire);
 	if (err)
 		return err;
+	err = vrdma_query_counters(dev, counters);
+	if (err)
+		return err;
+	/* InfiniBand counts them in 16 bits, and stops there. */
+	attr->qkey_viol_cntr = min_t(u64, U16_MAX,
+				     counters[VIRTIO_RDMA_CNT_QKEY_ERRORS]);
 
 	attr->ip_gids = true;
 	if (vrdma_has_gsi(dev))
@@ -318,31 +356,6 @@ struct rdma_hw_stats *vrdma_alloc_hw_stats(struct ib_device *ibdev, u32 port)
 int vrdma_get_hw_stats(struct ib_device *ibdev, struct rdma_hw_stats *stats,
 		       u32 port, int index)
 {
-	/* Room for counters that a later device may have. */
-	const u32 room = 4 * VIRTIO_RDMA_NUM_COUNTERS;
-	struct virtio_rdma_counters *reply;
-	struct vrdma_cmd *cmd;
-	u32 i, count;
-	int err;
-
-	cmd = vrdma_cmd_alloc(to_vdev(ibdev), VIRTIO_RDMA_KERNEL_CONTEXT,
-			      VIRTIO_RDMA_CMD_QUERY_COUNTERS, 0,
-			      struct_size(reply, value, room));
-	if (!cmd)
-		return -ENOMEM;
-	err = vrdma_cmd_run(cmd, 0);
-	if (err)
-		goto out;
-	reply = cmd->reply_body;
-	count = min_t(u32, le32_to_cpu(reply->count), VIRTIO_RDMA_NUM_COUNTERS);
-	if (cmd->used < sizeof(*cmd->reply) + struct_size(reply, value, count)) {
-		err = -EIO;
-		goto out;
-	}
-	for (i = 0; i < count; i++)
-		stats->value[i] = le64_to_cpu(reply->value[i]);
-	err = stats->num_counters;
-out:
-	vrdma_cmd_free(cmd);
-	return err;
+	return vrdma_query_counters(to_vdev(ibdev), stats->value) ?:
+	       stats->num_counters;
 }

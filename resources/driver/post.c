@@ -288,7 +288,9 @@ int vrdma_post_recv(struct ib_qp *ibqp, const struct ib_recv_wr *wr,
 
 	spin_lock_irqsave(&rq->lock, flags);
 	producer = rq->producer;
-	if (READ_ONCE(qp->state) == IB_QPS_RESET)
+	/* Whose receives are shared, or who only sends, has none of its own. */
+	if (READ_ONCE(qp->state) == IB_QPS_RESET || ibqp->srq ||
+	    ibqp->qp_type == IB_QPT_XRC_INI)
 		err = -EINVAL;
 	for (; wr && !err; wr = wr->next) {
 		if (wr->num_sge < 0 || wr->num_sge > rq->max_sge)

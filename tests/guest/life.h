@@ -8,6 +8,7 @@
  * events.c  completion events that nobody acknowledged
  * memory.c  registered memory: limits, rereg, fork and exec
  * dmabuf.c  memory of another driver, between two machines
+ * port.c    what the port says of itself
  */
 #ifndef LIFE_H
 #define LIFE_H
@@ -61,5 +62,6 @@ int fork_and_exec(void);
 /* The machine that is asked, and the one that asks. */
 int dmabuf_serve(int port);
 int dmabuf_ask(const char *address, int port);
+int qkey_violations(void);
 
 #endif

@@ -152,6 +152,7 @@ static const struct {
 	{ "memory-limit", memory_limit },
 	{ "rereg-codes", rereg_codes },
 	{ "fork-and-exec", fork_and_exec },
+	{ "qkey-violations", qkey_violations },
 };
 
 int main(int argc, char **argv)

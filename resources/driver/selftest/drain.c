@@ -97,6 +97,7 @@ static int st_drain(struct st_rig *rig, const struct st_case *test)
 {
 	struct st_end *a = &rig->a, *b = &rig->b;
 	u32 b_num, lkey = rig->pd->local_dma_lkey;
+	const struct ib_recv_wr none = {};
 	struct ib_qp *qp;
 	int err;
 
@@ -129,6 +130,10 @@ static int st_drain(struct st_rig *rig, const struct st_case *test)
 		err = st_step(rig, a->qp, b_num, test->state);
 	if (!err)
 		err = st_post_sends(rig, a, test->sends - a->num_sends, lkey);
+	if (!err && test->srq && ib_post_recv(a->qp, &none, NULL) != -EINVAL) {
+		pr_err("drain in %s: a receive of its own\n", test->name);
+		err = -EINVAL;
+	}
 	if (!err && test->bad)
 		err = st_wait(rig->cq, &a->sends[0]);
 	if (err)

@@ -178,8 +178,9 @@ const TRACKED: &[Tracked] = &[
     ("cm_id", "rping", 1, &["state LISTEN", "src-addr 10.0.0.1:"]),
 ];
 
-/// `rdma statistic` and `hw_counters` say what the device counts, all of it, and it moves.
+/// `rdma statistic` and `hw_counters` say what the device counts, all of it, and it moves; the port's attributes say what is theirs.
 fn counters_are_those_of_the_device(a: &Vm) -> Result<()> {
+    life(a, "qkey-violations")?;
     let before = statistic(a)?;
     life(a, "fork-and-exec")?;
     let after = statistic(a)?;
