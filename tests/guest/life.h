@@ -9,6 +9,7 @@
  * memory.c  registered memory: limits, rereg, fork and exec
  * dmabuf.c  memory of another driver, between two machines
  * port.c    what the port says of itself
+ * shared.c  an XRC target that outlives the process that made it
  */
 #ifndef LIFE_H
 #define LIFE_H
@@ -28,7 +29,7 @@ void fail(const char *file, int line, const char *format, ...) __attribute__((no
 struct ibv_context *open_device(void);
 /* Index of a GID that is there. */
 uint8_t find_gid(struct ibv_context *context, union ibv_gid *gid);
-/* Takes an RC queue pair from RESET to RTS, towards another of this device or of another. */
+/* Takes a queue pair, of RC or one end of XRC, from RESET to RTS, towards another of this device or of another. */
 void connect_qp(struct ibv_context *context, struct ibv_qp *qp, uint32_t far_qpn, const union ibv_gid *far_gid);
 
 /* Two connected RC queue pairs of one device, with one completion queue and one region for both. */
@@ -50,7 +51,7 @@ void part_ends(struct ends *ends);
 /* WRITE of `length` bytes within the memory, from offset `from` to offset `to`. */
 void post_write(struct ends *ends, size_t from, size_t to, size_t length);
 /* Waits for one completion, which must be a success. */
-void take_completion(struct ends *ends);
+struct ibv_wc next_completion(struct ibv_cq *cq);
 
 int hold(int sets);
 int unacknowledged_events(void);
@@ -59,6 +60,7 @@ int leave_with_events(void);
 int memory_limit(void);
 int rereg_codes(void);
 int fork_and_exec(void);
+int shared_target(void);
 /* The machine that is asked, and the one that asks. */
 int dmabuf_serve(int port);
 int dmabuf_ask(const char *address, int port);

@@ -46,6 +46,11 @@ uint8_t find_gid(struct ibv_context *context, union ibv_gid *gid)
 
 void connect_qp(struct ibv_context *context, struct ibv_qp *qp, uint32_t far_qpn, const union ibv_gid *far_gid)
 {
+	const int rtr = IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN;
+	const int rts = IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_SQ_PSN;
+	/* Of XRC, the one end answers nothing and the other asks for nothing. */
+	const int answers = qp->qp_type == IBV_QPT_XRC_SEND ? 0 : IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER;
+	const int asks = qp->qp_type == IBV_QPT_XRC_RECV ? 0 : IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC;
 	struct ibv_qp_attr attr = {
 		.qp_state = IBV_QPS_INIT,
 		.port_num = PORT,
@@ -63,8 +68,7 @@ void connect_qp(struct ibv_context *context, struct ibv_qp *qp, uint32_t far_qpn
 		.ah_attr = { .is_global = 1, .port_num = PORT, .grh = { .dgid = *far_gid, .hop_limit = 64 } },
 	};
 	attr.ah_attr.grh.sgid_index = find_gid(context, &near_gid);
-	CHECK(!ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
-			     IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER));
+	CHECK(!ibv_modify_qp(qp, &attr, rtr | answers));
 	attr = (struct ibv_qp_attr) {
 		.qp_state = IBV_QPS_RTS,
 		.timeout = 18,
@@ -72,8 +76,7 @@ void connect_qp(struct ibv_context *context, struct ibv_qp *qp, uint32_t far_qpn
 		.rnr_retry = 7,
 		.max_rd_atomic = 1,
 	};
-	CHECK(!ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
-			     IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC));
+	CHECK(!ibv_modify_qp(qp, &attr, rts | asks));
 }
 
 void connect_ends(struct ends *ends, char *memory, size_t length)
@@ -124,16 +127,17 @@ void post_write(struct ends *ends, size_t from, size_t to, size_t length)
 	CHECK(!ibv_post_send(ends->qp[0], &wr, &bad));
 }
 
-void take_completion(struct ends *ends)
+struct ibv_wc next_completion(struct ibv_cq *cq)
 {
 	struct ibv_wc wc;
 	int count;
 
-	while (!(count = ibv_poll_cq(ends->cq, 1, &wc)))
+	while (!(count = ibv_poll_cq(cq, 1, &wc)))
 		;
 	CHECK(count == 1);
 	if (wc.status != IBV_WC_SUCCESS)
 		FAIL("completion: %s", ibv_wc_status_str(wc.status));
+	return wc;
 }
 
 static int hold_one(void)
@@ -153,6 +157,7 @@ static const struct {
 	{ "rereg-codes", rereg_codes },
 	{ "fork-and-exec", fork_and_exec },
 	{ "qkey-violations", qkey_violations },
+	{ "shared-target", shared_target },
 };
 
 int main(int argc, char **argv)

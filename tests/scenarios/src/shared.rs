@@ -6,6 +6,7 @@ use anyhow::{Result, ensure};
 
 use crate::account::Account;
 use crate::meeting::{Ready, serve};
+use crate::objects::{VERBS_LIFE, install_verbs_life};
 use crate::perftest::Run;
 use crate::verbs::{one_pingpong, roce_v2_index};
 use crate::vm::{Lab, Vm};
@@ -75,6 +76,10 @@ pub fn srq(lab: &Lab) -> Result<()> {
         perftest(tool, options, port, &a, &b)?;
     }
     extended(&a, &b)?;
+    // One that a process makes and another opens (`ibv_open_qp`).
+    install_verbs_life(lab, &b)?;
+    let what = format!("{VERBS_LIFE} shared-target");
+    b.exec(&what, 60)?.ok(&what)?;
     for vm in [&a, &b] {
         let count = vm.counter("lost")?;
         ensure!(count == 0, "{}: lost is {count}", vm.name);
