@@ -113,8 +113,6 @@ int vrdma_create_cq(struct ib_cq *ibcq, const struct ib_cq_init_attr *attr,
 		return -EINVAL;
 
 	spin_lock_init(&cq->lock);
-	refcount_set(&cq->refs, 1);
-	init_completion(&cq->free);
 	cq->context = vrdma_udata_context(udata);
 
 	err = vrdma_cq_memory(dev, cq, attr->cqe, udata, &layout);
@@ -127,21 +125,19 @@ int vrdma_create_cq(struct ib_cq *ibcq, const struct ib_cq_init_attr *attr,
 	if (err)
 		goto err_buf;
 
-	err = xa_insert_irq(&dev->cqs, cq->cqn, cq, GFP_KERNEL);
+	err = vrdma_held_add(&dev->cqs, cq->cqn, &cq->held);
 	if (err)
 		goto err_cq;
 	if (udata) {
 		resp.cqn = cq->cqn;
 		err = ib_copy_to_udata(udata, &resp, sizeof(resp));
 		if (err)
-			goto err_xa;
+			goto err_held;
 	}
 	return 0;
 
-err_xa:
-	xa_erase_irq(&dev->cqs, cq->cqn);
-	vrdma_cq_put(cq);
-	wait_for_completion(&cq->free);
+err_held:
+	vrdma_held_end(&dev->cqs, cq->cqn, &cq->held);
 err_cq:
 	/* Nothing refers to it yet: it can be destroyed. */
 	if (vrdma_exec_destroy(dev, cq->context, VIRTIO_RDMA_CMD_DESTROY_CQ,
@@ -162,31 +158,9 @@ int vrdma_destroy_cq(struct ib_cq *ibcq, struct ib_udata *udata)
 				 cq->cqn);
 	if (err)
 		return err;
-	xa_erase_irq(&dev->cqs, cq->cqn);
-	vrdma_cq_put(cq);
-	wait_for_completion(&cq->free);
+	vrdma_held_end(&dev->cqs, cq->cqn, &cq->held);
 	vrdma_buf_free(dev, &cq->buf);
 	return 0;
-}
-
-/* Found by number and held, or NULL. In any context. */
-struct vrdma_cq *vrdma_cq_get(struct vrdma_dev *dev, u32 cqn)
-{
-	struct vrdma_cq *cq;
-	unsigned long flags;
-
-	xa_lock_irqsave(&dev->cqs, flags);
-	cq = xa_load(&dev->cqs, cqn);
-	if (cq)
-		refcount_inc(&cq->refs);
-	xa_unlock_irqrestore(&dev->cqs, flags);
-	return cq;
-}
-
-void vrdma_cq_put(struct vrdma_cq *cq)
-{
-	if (refcount_dec_and_test(&cq->refs))
-		complete(&cq->free);
 }
 
 /* A completion event was taken from its queue; in the interrupt. */
@@ -290,6 +264,7 @@ int vrdma_poll_cq(struct ib_cq *ibcq, int num_entries, struct ib_wc *wc)
 	struct vrdma_dev *dev = to_vdev(ibcq->device);
 	struct vrdma_cq *cq = to_vcq(ibcq);
 	const struct virtio_rdma_cqe *cqe;
+	struct vrdma_held *held;
 	struct vrdma_qp *qp;
 	struct vrdma_wq *wq;
 	/* One that is dead before the ring is looked at adds nothing to it. */
@@ -305,9 +280,10 @@ int vrdma_poll_cq(struct ib_cq *ibcq, int num_entries, struct ib_wc *wc)
 		/* The phase was stored last. */
 		dma_rmb();
 		cqe = vrdma_cqe(cq, cq->consumer++);
-		qp = xa_load(&dev->qps, le32_to_cpu(cqe->qpn));
-		if (!qp)
+		held = xa_load(&dev->qps, le32_to_cpu(cqe->qpn));
+		if (!held)
 			continue;
+		qp = held_to_vqp(held);
 		cqe_flags = le16_to_cpu(cqe->flags);
 		wq = cqe_flags & VIRTIO_RDMA_CQE_SEND_QUEUE ? &qp->sq : &qp->rq;
 		vrdma_fill_wc(&wc[n++], qp, cqe, cqe_flags);

@@ -115,7 +115,7 @@ void vrdma_comp_event(struct virtqueue *vq)
 			if (!cq)
 				continue;
 			vrdma_cq_event(cq);
-			vrdma_cq_put(cq);
+			vrdma_held_put(&cq->held);
 		}
 		vrdma_eq_rearm(eq, &again);
 	} while (again);
@@ -134,7 +134,7 @@ static void vrdma_event_cq(struct vrdma_dev *dev, u32 cqn)
 	event.element.cq = &cq->ibcq;
 	if (cq->ibcq.event_handler)
 		cq->ibcq.event_handler(&event, cq->ibcq.cq_context);
-	vrdma_cq_put(cq);
+	vrdma_held_put(&cq->held);
 }
 
 void vrdma_qp_event(struct vrdma_qp *qp, enum ib_event_type type)
@@ -157,7 +157,7 @@ static void vrdma_event_qp(struct vrdma_dev *dev, u32 qpn,
 	if (!qp)
 		return;
 	vrdma_qp_event(qp, type);
-	vrdma_qp_put(qp);
+	vrdma_held_put(&qp->held);
 }
 
 static void vrdma_event_srq(struct vrdma_dev *dev, u32 srqn,
@@ -171,7 +171,7 @@ static void vrdma_event_srq(struct vrdma_dev *dev, u32 srqn,
 	event.element.srq = &srq->ibsrq;
 	if (srq->ibsrq.event_handler)
 		srq->ibsrq.event_handler(&event, srq->ibsrq.srq_context);
-	vrdma_srq_put(srq);
+	vrdma_held_put(&srq->held);
 }
 
 void vrdma_port_event(struct vrdma_dev *dev, enum ib_event_type type)

@@ -33,13 +33,15 @@ static int vrdma_flush_wq(struct vrdma_qp *qp, struct vrdma_wq *wq,
 int vrdma_flush(struct vrdma_cq *cq, int room, struct ib_wc *wc)
 {
 	struct vrdma_dev *dev = to_vdev(cq->ibcq.device);
+	struct vrdma_held *held;
 	struct vrdma_qp *qp;
 	unsigned long i;
 	int n = 0;
 
 	/* One that is in there under the lock is not freed. */
 	xa_lock(&dev->qps);
-	xa_for_each(&dev->qps, i, qp) {
+	xa_for_each(&dev->qps, i, held) {
+		qp = held_to_vqp(held);
 		if (!qp->ctrl)
 			continue;
 		if (qp->ibqp.send_cq == &cq->ibcq)
@@ -57,12 +59,14 @@ int vrdma_flush(struct vrdma_cq *cq, int room, struct ib_wc *wc)
 bool vrdma_flush_waits(struct vrdma_cq *cq)
 {
 	struct vrdma_dev *dev = to_vdev(cq->ibcq.device);
+	struct vrdma_held *held;
 	struct vrdma_qp *qp;
 	unsigned long i;
 	bool waits = false;
 
 	xa_lock(&dev->qps);
-	xa_for_each(&dev->qps, i, qp) {
+	xa_for_each(&dev->qps, i, held) {
+		qp = held_to_vqp(held);
 		if (!qp->ctrl)
 			continue;
 		if (qp->ibqp.send_cq == &cq->ibcq)
@@ -78,32 +82,34 @@ bool vrdma_flush_waits(struct vrdma_cq *cq)
 void vrdma_flush_work(struct work_struct *work)
 {
 	struct vrdma_dev *dev = container_of(work, struct vrdma_dev, flush_work);
+	struct vrdma_held *held;
 	struct vrdma_cq *cq;
 	unsigned long i;
 
-	xa_for_each(&dev->cqs, i, cq) {
+	xa_for_each(&dev->cqs, i, held) {
 		cq = vrdma_cq_get(dev, i);
 		if (!cq)
 			continue;
 		if (READ_ONCE(cq->armed))
 			vrdma_cq_event(cq);
-		vrdma_cq_put(cq);
+		vrdma_held_put(&cq->held);
 	}
 }
 
 /* The device has just failed: all that kernel users have there is in error. */
 void vrdma_flush_start(struct vrdma_dev *dev)
 {
+	struct vrdma_held *held;
 	struct vrdma_qp *qp;
 	unsigned long i;
 
-	xa_for_each(&dev->qps, i, qp) {
+	xa_for_each(&dev->qps, i, held) {
 		qp = vrdma_qp_get(dev, i);
 		if (!qp)
 			continue;
 		if (qp->ctrl && qp->ibqp.srq)
 			vrdma_qp_event(qp, IB_EVENT_QP_LAST_WQE_REACHED);
-		vrdma_qp_put(qp);
+		vrdma_held_put(&qp->held);
 	}
 	schedule_work(&dev->flush_work);
 }

@@ -176,8 +176,6 @@ int vrdma_create_qp(struct ib_qp *ibqp, struct ib_qp_init_attr *attr,
 	if (virtio_rdma_layout_qp(&dev->limits, &qp->caps, &layout))
 		return -EINVAL;
 
-	refcount_set(&qp->refs, 1);
-	init_completion(&qp->free);
 	qp->context = vrdma_udata_context(udata);
 	qp->sig_type = attr->sq_sig_type;
 	qp->state = IB_QPS_RESET;
@@ -192,7 +190,7 @@ int vrdma_create_qp(struct ib_qp *ibqp, struct ib_qp_init_attr *attr,
 	err = vrdma_qp_create(dev, qp, attr, type, &layout);
 	if (err)
 		goto err_buf;
-	err = xa_insert_irq(&dev->qps, ibqp->qp_num, qp, GFP_KERNEL);
+	err = vrdma_held_add(&dev->qps, ibqp->qp_num, &qp->held);
 	if (err)
 		goto err_qp;
 	vrdma_qp_fill_cap(qp, &attr->cap);
@@ -397,30 +395,9 @@ int vrdma_destroy_qp(struct ib_qp *ibqp, struct ib_udata *udata)
 				 ibqp->qp_num);
 	if (err)
 		return err;
-	xa_erase_irq(&dev->qps, ibqp->qp_num);
+	vrdma_held_end(&dev->qps, ibqp->qp_num, &qp->held);
+	/* A poller has it unheld, under the lock of a CQ: cleaning takes that. */
 	vrdma_qp_restart(qp);
-	vrdma_qp_put(qp);
-	wait_for_completion(&qp->free);
 	vrdma_buf_free(dev, &qp->buf);
 	return 0;
-}
-
-/* Found by number and held, or NULL. In any context. */
-struct vrdma_qp *vrdma_qp_get(struct vrdma_dev *dev, u32 qpn)
-{
-	struct vrdma_qp *qp;
-	unsigned long flags;
-
-	xa_lock_irqsave(&dev->qps, flags);
-	qp = xa_load(&dev->qps, qpn);
-	if (qp)
-		refcount_inc(&qp->refs);
-	xa_unlock_irqrestore(&dev->qps, flags);
-	return qp;
-}
-
-void vrdma_qp_put(struct vrdma_qp *qp)
-{
-	if (refcount_dec_and_test(&qp->refs))
-		complete(&qp->free);
 }

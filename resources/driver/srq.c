@@ -104,8 +104,6 @@ int vrdma_create_srq(struct ib_srq *ibsrq, struct ib_srq_init_attr *attr,
 		return -EINVAL;
 
 	spin_lock_init(&srq->lock);
-	refcount_set(&srq->refs, 1);
-	init_completion(&srq->free);
 	srq->context = vrdma_udata_context(udata);
 	srq->entries = layout.entries;
 	srq->stride = layout.stride;
@@ -123,7 +121,7 @@ int vrdma_create_srq(struct ib_srq *ibsrq, struct ib_srq_init_attr *attr,
 	err = vrdma_srq_create(dev, srq, &layout);
 	if (err)
 		goto err_buf;
-	err = xa_insert_irq(&dev->srqs, srq->srqn, srq, GFP_KERNEL);
+	err = vrdma_held_add(&dev->srqs, srq->srqn, &srq->held);
 	if (err)
 		goto err_srq;
 	if (attr->srq_type == IB_SRQT_XRC)
@@ -242,31 +240,9 @@ int vrdma_destroy_srq(struct ib_srq *ibsrq, struct ib_udata *udata)
 				 srq->srqn);
 	if (err)
 		return err;
-	xa_erase_irq(&dev->srqs, srq->srqn);
-	vrdma_srq_put(srq);
-	wait_for_completion(&srq->free);
+	vrdma_held_end(&dev->srqs, srq->srqn, &srq->held);
 	vrdma_buf_free(dev, &srq->buf);
 	return 0;
-}
-
-/* Found by number and held, or NULL. In any context. */
-struct vrdma_srq *vrdma_srq_get(struct vrdma_dev *dev, u32 srqn)
-{
-	struct vrdma_srq *srq;
-	unsigned long flags;
-
-	xa_lock_irqsave(&dev->srqs, flags);
-	srq = xa_load(&dev->srqs, srqn);
-	if (srq)
-		refcount_inc(&srq->refs);
-	xa_unlock_irqrestore(&dev->srqs, flags);
-	return srq;
-}
-
-void vrdma_srq_put(struct vrdma_srq *srq)
-{
-	if (refcount_dec_and_test(&srq->refs))
-		complete(&srq->free);
 }
 
 /* The device's index says which slots it has copied. */

@@ -5,6 +5,7 @@
  * main.c      probe, remove, virtqueues, registration with the RDMA core
  * cmd.c       control queue: commands, time limit, failure of the device
  * events.c    completion-event and asynchronous-event queues
+ * held.c      objects that are found by number, and held
  * netdev.c    pairing with the network interface, link state
  * port.c      device, port, P_Key and GID queries; counters
  * ucontext.c  user contexts, doorbell mapping, protection domains
@@ -95,7 +96,7 @@ struct vrdma_dev {
 	struct vrdma_eq *comp;
 	u32 num_vectors;
 
-	/* By number; the lock is taken in interrupts. */
+	/* The vrdma_held by number; the lock is taken in interrupts. */
 	struct xarray cqs;
 	struct xarray qps;
 	struct xarray srqs;
@@ -163,14 +164,19 @@ struct vrdma_mw {
 	u32 handle;		/* by which commands name it */
 };
 
+/* What an object has that is found by its number. */
+struct vrdma_held {
+	refcount_t refs;	/* event handlers, and one for the object */
+	struct completion free;
+};
+
 struct vrdma_cq {
 	struct ib_cq ibcq;
+	struct vrdma_held held;
 	u32 cqn;
 	u32 context;
 	u32 entries;
 	struct vrdma_buf buf;
-	refcount_t refs;	/* event handlers, and one for the object */
-	struct completion free;
 
 	/* Of a kernel CQ. */
 	spinlock_t lock;
@@ -188,14 +194,13 @@ struct vrdma_xrcd {
 
 struct vrdma_srq {
 	struct ib_srq ibsrq;
+	struct vrdma_held held;
 	u32 srqn;
 	u32 context;
 	struct vrdma_buf buf;
 	u32 entries;
 	u32 stride;
 	u32 max_sge;
-	refcount_t refs;
-	struct completion free;
 
 	/* Of a kernel SRQ. */
 	spinlock_t lock;
@@ -222,13 +227,12 @@ static inline void *vrdma_wq_slot(const struct vrdma_wq *wq, u32 index)
 
 struct vrdma_qp {
 	struct ib_qp ibqp;
+	struct vrdma_held held;
 	u32 context;
 	struct vrdma_buf buf;
 	struct virtio_rdma_qp_caps caps;
 	enum ib_sig_type sig_type;
 	enum ib_qp_state state;
-	refcount_t refs;
-	struct completion free;
 
 	/* Of a kernel QP. */
 	struct virtio_rdma_qp_ctrl *ctrl;
@@ -257,6 +261,7 @@ VRDMA_TO(to_vqp, vrdma_qp, ibqp, ib_qp)
 VRDMA_TO(to_vsrq, vrdma_srq, ibsrq, ib_srq)
 VRDMA_TO(to_vxrcd, vrdma_xrcd, ibxrcd, ib_xrcd)
 VRDMA_TO(to_vah, vrdma_ah, ibah, ib_ah)
+VRDMA_TO(held_to_vqp, vrdma_qp, held, vrdma_held)
 
 static inline bool vrdma_has(const struct vrdma_dev *dev, unsigned int feature)
 {
@@ -312,6 +317,25 @@ void vrdma_async_event(struct virtqueue *vq);
 void vrdma_comp_event(struct virtqueue *vq);
 void vrdma_port_event(struct vrdma_dev *dev, enum ib_event_type type);
 void vrdma_qp_event(struct vrdma_qp *qp, enum ib_event_type type);
+
+/* held.c */
+int vrdma_held_add(struct xarray *objects, u32 number, struct vrdma_held *held);
+struct vrdma_held *vrdma_held_get(struct xarray *objects, u32 number);
+void vrdma_held_put(struct vrdma_held *held);
+void vrdma_held_end(struct xarray *objects, u32 number,
+		    struct vrdma_held *held);
+
+#define VRDMA_GET(name, type, objects)					\
+static inline struct type *name(struct vrdma_dev *dev, u32 number)	\
+{									\
+	struct vrdma_held *held = vrdma_held_get(&dev->objects, number); \
+									\
+	return held ? container_of(held, struct type, held) : NULL;	\
+}
+
+VRDMA_GET(vrdma_cq_get, vrdma_cq, cqs)
+VRDMA_GET(vrdma_qp_get, vrdma_qp, qps)
+VRDMA_GET(vrdma_srq_get, vrdma_srq, srqs)
 
 /* netdev.c */
 void vrdma_netdev_init(struct vrdma_dev *dev);
@@ -391,8 +415,6 @@ int vrdma_create_cq(struct ib_cq *ibcq, const struct ib_cq_init_attr *attr,
 int vrdma_destroy_cq(struct ib_cq *ibcq, struct ib_udata *udata);
 int vrdma_poll_cq(struct ib_cq *ibcq, int num_entries, struct ib_wc *wc);
 int vrdma_req_notify_cq(struct ib_cq *ibcq, enum ib_cq_notify_flags flags);
-struct vrdma_cq *vrdma_cq_get(struct vrdma_dev *dev, u32 cqn);
-void vrdma_cq_put(struct vrdma_cq *cq);
 void vrdma_cq_event(struct vrdma_cq *cq);
 void vrdma_cq_clean(struct vrdma_cq *cq, u32 qpn);
 int vrdma_cq_pin(struct vrdma_dev *dev, u32 cqe, struct ib_udata *udata,
@@ -413,8 +435,6 @@ int vrdma_modify_qp(struct ib_qp *ibqp, struct ib_qp_attr *attr, int mask,
 int vrdma_query_qp(struct ib_qp *ibqp, struct ib_qp_attr *attr, int mask,
 		   struct ib_qp_init_attr *init_attr);
 int vrdma_destroy_qp(struct ib_qp *ibqp, struct ib_udata *udata);
-struct vrdma_qp *vrdma_qp_get(struct vrdma_dev *dev, u32 qpn);
-void vrdma_qp_put(struct vrdma_qp *qp);
 
 /* ah.c */
 int vrdma_create_ah(struct ib_ah *ibah, struct rdma_ah_init_attr *init_attr,
@@ -430,8 +450,6 @@ int vrdma_modify_srq(struct ib_srq *ibsrq, struct ib_srq_attr *attr,
 		     enum ib_srq_attr_mask mask, struct ib_udata *udata);
 int vrdma_query_srq(struct ib_srq *ibsrq, struct ib_srq_attr *attr);
 int vrdma_destroy_srq(struct ib_srq *ibsrq, struct ib_udata *udata);
-struct vrdma_srq *vrdma_srq_get(struct vrdma_dev *dev, u32 srqn);
-void vrdma_srq_put(struct vrdma_srq *srq);
 int vrdma_post_srq_recv(struct ib_srq *ibsrq, const struct ib_recv_wr *wr,
 			const struct ib_recv_wr **bad_wr);
 
