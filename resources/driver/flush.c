@@ -8,35 +8,40 @@
 
 #include "vrdma.h"
 
-static int vrdma_flush_wq(struct vrdma_qp *qp, struct vrdma_wq *wq,
-			  enum ib_wc_opcode opcode, int room, struct ib_wc *wc)
+/* A walk over the queues whose completions go to a CQ. */
+struct vrdma_owed {
+	struct ib_wc *wc;	/* NULL: only look */
+	int room;
+	int n;
+};
+
+static void vrdma_flush_wq(struct vrdma_owed *owed, struct vrdma_qp *qp,
+			   struct vrdma_wq *wq, enum ib_wc_opcode opcode)
 {
 	u32 producer = smp_load_acquire(&wq->producer), index = wq->consumer;
-	int n = 0;
+	struct ib_wc *wc;
 
-	for (; n < room && index != producer; n++, index++) {
-		memset(&wc[n], 0, sizeof(wc[n]));
+	for (; owed->n < owed->room && index != producer; index++, owed->n++) {
+		if (!owed->wc)
+			continue;
+		wc = &owed->wc[owed->n];
+		memset(wc, 0, sizeof(*wc));
 		/* Both kinds of work request begin with it. */
-		wc[n].wr_id = le64_to_cpup(vrdma_wq_slot(wq, index));
-		wc[n].status = IB_WC_WR_FLUSH_ERR;
-		wc[n].opcode = opcode;
-		wc[n].qp = &qp->ibqp;
+		wc->wr_id = le64_to_cpup(vrdma_wq_slot(wq, index));
+		wc->status = IB_WC_WR_FLUSH_ERR;
+		wc->opcode = opcode;
+		wc->qp = &qp->ibqp;
 	}
-	smp_store_release(&wq->consumer, index);
-	return n;
+	if (owed->wc)
+		smp_store_release(&wq->consumer, index);
 }
 
-/*
- * Completions that the device owes a kernel CQ, when all that it did write was
- * taken from the ring. Under the CQ's lock.
- */
-int vrdma_flush(struct vrdma_cq *cq, int room, struct ib_wc *wc)
+static int vrdma_flush_walk(struct vrdma_cq *cq, struct vrdma_owed owed)
 {
 	struct vrdma_dev *dev = to_vdev(cq->ibcq.device);
 	struct vrdma_held *held;
 	struct vrdma_qp *qp;
 	unsigned long i;
-	int n = 0;
 
 	/* One that is in there under the lock is not freed. */
 	xa_lock(&dev->qps);
@@ -45,37 +50,27 @@ int vrdma_flush(struct vrdma_cq *cq, int room, struct ib_wc *wc)
 		if (!qp->ctrl)
 			continue;
 		if (qp->ibqp.send_cq == &cq->ibcq)
-			n += vrdma_flush_wq(qp, &qp->sq, IB_WC_SEND, room - n,
-					    wc + n);
+			vrdma_flush_wq(&owed, qp, &qp->sq, IB_WC_SEND);
 		if (qp->ibqp.recv_cq == &cq->ibcq)
-			n += vrdma_flush_wq(qp, &qp->rq, IB_WC_RECV, room - n,
-					    wc + n);
+			vrdma_flush_wq(&owed, qp, &qp->rq, IB_WC_RECV);
 	}
 	xa_unlock(&dev->qps);
-	return n;
+	return owed.n;
+}
+
+/*
+ * Completions that the device owes a kernel CQ, when all that it did write was
+ * taken from the ring. Under the CQ's lock.
+ */
+int vrdma_flush(struct vrdma_cq *cq, int room, struct ib_wc *wc)
+{
+	return vrdma_flush_walk(cq, (struct vrdma_owed){ wc, room });
 }
 
 /* Whether vrdma_flush() would find any. Under the CQ's lock. */
 bool vrdma_flush_waits(struct vrdma_cq *cq)
 {
-	struct vrdma_dev *dev = to_vdev(cq->ibcq.device);
-	struct vrdma_held *held;
-	struct vrdma_qp *qp;
-	unsigned long i;
-	bool waits = false;
-
-	xa_lock(&dev->qps);
-	xa_for_each(&dev->qps, i, held) {
-		qp = held_to_vqp(held);
-		if (!qp->ctrl)
-			continue;
-		if (qp->ibqp.send_cq == &cq->ibcq)
-			waits |= READ_ONCE(qp->sq.producer) != qp->sq.consumer;
-		if (qp->ibqp.recv_cq == &cq->ibcq)
-			waits |= READ_ONCE(qp->rq.producer) != qp->rq.consumer;
-	}
-	xa_unlock(&dev->qps);
-	return waits;
+	return vrdma_flush_walk(cq, (struct vrdma_owed){ .room = 1 });
 }
 
 /* The events that kernel users asked for. */
