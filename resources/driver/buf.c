@@ -80,11 +80,17 @@ void vrdma_buf_free(struct vrdma_dev *dev, struct vrdma_buf *buf)
 	buf->cpu = NULL;
 }
 
-void vrdma_buf_pages(const struct vrdma_buf *buf, __le64 *page)
+/* What a command says of it, and its pages, with which the command ends. */
+void vrdma_buf_fill(struct virtio_rdma_buf *body, const struct vrdma_buf *buf,
+		    __le64 *page)
 {
 	struct ib_block_iter biter;
 	u32 i;
 
+	body->length = cpu_to_le64(buf->length);
+	body->page_shift = cpu_to_le32(ilog2(buf->page_size));
+	body->num_pages = cpu_to_le32(buf->num_pages);
+	body->offset = cpu_to_le64(buf->offset);
 	if (buf->umem) {
 		rdma_umem_for_each_dma_block(buf->umem, &biter, buf->page_size)
 			*page++ = cpu_to_le64(rdma_block_iter_dma_address(&biter));
@@ -92,4 +98,14 @@ void vrdma_buf_pages(const struct vrdma_buf *buf, __le64 *page)
 	}
 	for (i = 0; i < buf->num_pages; i++)
 		*page++ = cpu_to_le64(buf->dma + (u64)i * PAGE_SIZE);
+}
+
+/* Of a ring, with its control block. */
+void vrdma_buf_fill_ring(struct virtio_rdma_ring *ring,
+			 const struct vrdma_buf *buf, u64 ctrl_offset,
+			 u64 ring_offset)
+{
+	ring->ctrl_offset = cpu_to_le64(ctrl_offset);
+	ring->ring_offset = cpu_to_le64(ring_offset);
+	vrdma_buf_fill(&ring->buf, buf, ring->page);
 }

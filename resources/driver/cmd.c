@@ -94,23 +94,11 @@ static bool vrdma_shut_down(struct vrdma_dev *dev)
 
 void vrdma_fail(struct vrdma_dev *dev, const char *why)
 {
-	struct ib_event event = {
-		.device = &dev->ibdev,
-		.element.port_num = VRDMA_PORT,
-		.event = IB_EVENT_DEVICE_FATAL,
-	};
-	unsigned long flags;
-	bool registered;
-
 	if (!vrdma_shut_down(dev))
 		return;
 	dev_err(&dev->vdev->dev, "device reset and out of use: %s\n", why);
 	vrdma_flush_start(dev);
-	spin_lock_irqsave(&dev->netdev_lock, flags);
-	registered = dev->registered;
-	spin_unlock_irqrestore(&dev->netdev_lock, flags);
-	if (registered)
-		ib_dispatch_event(&event);
+	vrdma_port_event(dev, IB_EVENT_DEVICE_FATAL);
 }
 
 /* For those who find out in an interrupt. */

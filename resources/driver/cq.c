@@ -66,14 +66,9 @@ size_t vrdma_cq_body(struct virtio_rdma_create_cq *body,
 		     const struct virtio_rdma_cq_layout *layout)
 {
 	body->entries = cpu_to_le32(layout->entries);
-	body->buf_length = cpu_to_le64(buf->length);
-	body->page_shift = cpu_to_le32(ilog2(buf->page_size));
-	body->num_pages = cpu_to_le32(buf->num_pages);
-	body->buf_offset = cpu_to_le64(buf->offset);
-	body->ctrl_offset = cpu_to_le64(layout->ctrl_offset);
-	body->ring_offset = cpu_to_le64(layout->ring_offset);
-	vrdma_buf_pages(buf, body->page);
-	return struct_size(body, page, buf->num_pages);
+	vrdma_buf_fill_ring(&body->ring, buf, layout->ctrl_offset,
+			    layout->ring_offset);
+	return struct_size(body, ring.page, buf->num_pages);
 }
 
 static int vrdma_cq_create(struct vrdma_dev *dev, struct vrdma_cq *cq,
@@ -85,7 +80,7 @@ static int vrdma_cq_create(struct vrdma_dev *dev, struct vrdma_cq *cq,
 	size_t size;
 
 	cmd = vrdma_cmd_alloc(dev, cq->context, VIRTIO_RDMA_CMD_CREATE_CQ,
-			      struct_size(body, page, cq->buf.num_pages),
+			      struct_size(body, ring.page, cq->buf.num_pages),
 			      sizeof(struct virtio_rdma_handle));
 	if (!cmd)
 		return -ENOMEM;

@@ -14,7 +14,7 @@ static int vrdma_cq_move(struct vrdma_dev *dev, struct vrdma_cq *cq,
 	int err;
 
 	cmd = vrdma_cmd_alloc(dev, cq->context, VIRTIO_RDMA_CMD_RESIZE_CQ,
-			      struct_size(body, page, buf->num_pages), 0);
+			      struct_size(body, ring.page, buf->num_pages), 0);
 	if (!cmd)
 		return -ENOMEM;
 	body = cmd->body;

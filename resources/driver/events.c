@@ -174,6 +174,7 @@ static void vrdma_event_srq(struct vrdma_dev *dev, u32 srqn,
 	vrdma_held_put(&srq->held);
 }
 
+/* Of the port, or of the whole device. */
 void vrdma_port_event(struct vrdma_dev *dev, enum ib_event_type type)
 {
 	struct ib_event event = {

@@ -79,10 +79,7 @@ struct ib_mr *vrdma_alloc_mr(struct ib_pd *ibpd, enum ib_mr_type type,
 	body = cmd->body;
 	body->pd = cpu_to_le32(to_vpd(ibpd)->pdn);
 	body->max_entries = cpu_to_le32(max_num_sg);
-	body->buf_length = cpu_to_le64(mr->buf.length);
-	body->page_shift = cpu_to_le32(PAGE_SHIFT);
-	body->num_pages = cpu_to_le32(mr->buf.num_pages);
-	vrdma_buf_pages(&mr->buf, body->page);
+	vrdma_buf_fill(&body->buf, &mr->buf, body->page);
 	err = vrdma_cmd_run_exact(cmd, size);
 	if (!err) {
 		keys = cmd->reply_body;

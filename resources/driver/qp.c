@@ -135,14 +135,10 @@ static int vrdma_qp_create(struct vrdma_dev *dev, struct vrdma_qp *qp,
 	body->max_send_sge = cpu_to_le32(qp->caps.send_sge);
 	body->max_recv_sge = cpu_to_le32(qp->caps.recv_sge);
 	body->max_inline = cpu_to_le32(qp->caps.inline_data);
-	body->buf_length = cpu_to_le64(qp->buf.length);
-	body->page_shift = cpu_to_le32(ilog2(qp->buf.page_size));
-	body->num_pages = cpu_to_le32(qp->buf.num_pages);
-	body->buf_offset = cpu_to_le64(qp->buf.offset);
 	body->ctrl_offset = cpu_to_le64(layout->ctrl_offset);
 	body->sq_offset = cpu_to_le64(layout->sq_offset);
 	body->rq_offset = cpu_to_le64(layout->rq_offset);
-	vrdma_buf_pages(&qp->buf, body->page);
+	vrdma_buf_fill(&body->buf, &qp->buf, body->page);
 
 	return vrdma_cmd_create(cmd, size, &qp->ibqp.qp_num);
 }

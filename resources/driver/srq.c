@@ -45,19 +45,6 @@ static int vrdma_srq_kernel_memory(struct vrdma_dev *dev, struct vrdma_srq *srq,
 	return 0;
 }
 
-static void vrdma_srq_fill_ring(struct virtio_rdma_srq_ring *ring,
-				const struct vrdma_buf *buf,
-				const struct virtio_rdma_srq_layout *layout)
-{
-	ring->buf_length = cpu_to_le64(buf->length);
-	ring->page_shift = cpu_to_le32(ilog2(buf->page_size));
-	ring->num_pages = cpu_to_le32(buf->num_pages);
-	ring->buf_offset = cpu_to_le64(buf->offset);
-	ring->ctrl_offset = cpu_to_le64(layout->ctrl_offset);
-	ring->ring_offset = cpu_to_le64(layout->ring_offset);
-	vrdma_buf_pages(buf, ring->page);
-}
-
 static int vrdma_srq_create(struct vrdma_dev *dev, struct vrdma_srq *srq,
 			    const struct virtio_rdma_srq_layout *layout)
 {
@@ -80,7 +67,8 @@ static int vrdma_srq_create(struct vrdma_dev *dev, struct vrdma_srq *srq,
 	body->entries = cpu_to_le32(layout->entries);
 	body->stride = cpu_to_le32(layout->stride);
 	body->max_sge = cpu_to_le32(srq->max_sge);
-	vrdma_srq_fill_ring(&body->ring, &srq->buf, layout);
+	vrdma_buf_fill_ring(&body->ring, &srq->buf, layout->ctrl_offset,
+			    layout->ring_offset);
 
 	return vrdma_cmd_create(cmd, size, &srq->srqn);
 }
@@ -176,7 +164,8 @@ static int vrdma_srq_resize(struct vrdma_dev *dev, struct vrdma_srq *srq,
 	if (mask & IB_SRQ_LIMIT)
 		body->limit = cpu_to_le32(attr->srq_limit);
 	body->entries = cpu_to_le32(layout.entries);
-	vrdma_srq_fill_ring(&body->ring, &buf, &layout);
+	vrdma_buf_fill_ring(&body->ring, &buf, layout.ctrl_offset,
+			    layout.ring_offset);
 	err = vrdma_cmd_run_exact(cmd, size);
 	vrdma_cmd_free(cmd);
 	if (!err) {

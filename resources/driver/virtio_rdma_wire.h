@@ -244,14 +244,19 @@ struct virtio_rdma_mr_keys {
 /* Of BIND_MW only. */
 #define VIRTIO_RDMA_ACCESS_ZERO_BASED		0x20
 
+/* Memory of a list or of rings; its pages end the command. */
+struct virtio_rdma_buf {
+	__le64	length;
+	__le32	page_shift;
+	__le32	num_pages;
+	__le64	offset;
+};
+
 /* Section 4.14 */
 struct virtio_rdma_alloc_mr {
 	__le32	pd;
 	__le32	max_entries;
-	__le64	buf_length;
-	__le32	page_shift;
-	__le32	num_pages;
-	__le64	buf_offset;
+	struct virtio_rdma_buf buf;
 	__le64	list_offset;
 	__le64	page[];
 };
@@ -282,6 +287,14 @@ struct virtio_rdma_clock {
 	__le64	nanoseconds;
 };
 
+/* The memory of a ring with its control block: of a CQ, of an SRQ. */
+struct virtio_rdma_ring {
+	struct virtio_rdma_buf buf;
+	__le64	ctrl_offset;
+	__le64	ring_offset;
+	__le64	page[];
+};
+
 /* Section 4.6; RESIZE_CQ has the same body with the CQ in the vector's place. */
 struct virtio_rdma_create_cq {
 	__le32	entries;
@@ -289,13 +302,7 @@ struct virtio_rdma_create_cq {
 		__le32	vector;
 		__le32	cqn;
 	};
-	__le64	buf_length;
-	__le32	page_shift;
-	__le32	num_pages;
-	__le64	buf_offset;
-	__le64	ctrl_offset;
-	__le64	ring_offset;
-	__le64	page[];
+	struct virtio_rdma_ring ring;
 };
 
 struct virtio_rdma_modify_cq {
@@ -330,10 +337,7 @@ struct virtio_rdma_create_qp {
 	__le32	max_recv_sge;
 	__le32	max_inline;
 	__le32	xrcd;
-	__le64	buf_length;
-	__le32	page_shift;
-	__le32	num_pages;
-	__le64	buf_offset;
+	struct virtio_rdma_buf buf;
 	__le64	ctrl_offset;
 	__le64	sq_offset;
 	__le64	rq_offset;
@@ -409,16 +413,6 @@ struct virtio_rdma_mcast {
 #define VIRTIO_RDMA_SRQT_BASIC		0
 #define VIRTIO_RDMA_SRQT_XRC		1
 
-struct virtio_rdma_srq_ring {
-	__le64	buf_length;
-	__le32	page_shift;
-	__le32	num_pages;
-	__le64	buf_offset;
-	__le64	ctrl_offset;
-	__le64	ring_offset;
-	__le64	page[];
-};
-
 struct virtio_rdma_create_srq {
 	__le32	pd;
 	__le32	type;
@@ -428,7 +422,7 @@ struct virtio_rdma_create_srq {
 	__le32	stride;
 	__le32	max_sge;
 	__le32	reserved;
-	struct virtio_rdma_srq_ring ring;
+	struct virtio_rdma_ring ring;
 };
 
 struct virtio_rdma_modify_srq {
@@ -436,7 +430,7 @@ struct virtio_rdma_modify_srq {
 	__le32	mask;
 	__le32	limit;
 	__le32	entries;
-	struct virtio_rdma_srq_ring ring;
+	struct virtio_rdma_ring ring;
 };
 
 struct virtio_rdma_srq_attr {
@@ -654,6 +648,9 @@ _Static_assert(sizeof(struct virtio_rdma_device_attr) == 168, "device_attr");
 _Static_assert(sizeof(struct virtio_rdma_port_attr) == 24, "port_attr");
 _Static_assert(sizeof(struct virtio_rdma_add_gid) == 32, "add_gid");
 _Static_assert(sizeof(struct virtio_rdma_reg_mr) == 48, "reg_mr");
+_Static_assert(sizeof(struct virtio_rdma_buf) == 24, "buf");
+_Static_assert(sizeof(struct virtio_rdma_ring) == 40, "ring");
+_Static_assert(sizeof(struct virtio_rdma_alloc_mr) == 40, "alloc_mr");
 _Static_assert(sizeof(struct virtio_rdma_create_cq) == 48, "create_cq");
 _Static_assert(sizeof(struct virtio_rdma_modify_cq) == 8, "modify_cq");
 _Static_assert(sizeof(struct virtio_rdma_create_qp) == 104, "create_qp");

@@ -382,7 +382,11 @@ int vrdma_buf_pin(struct vrdma_dev *dev, struct vrdma_buf *buf, u64 addr,
 int vrdma_buf_alloc(struct vrdma_dev *dev, struct vrdma_buf *buf, u64 length,
 		    u32 max_pages);
 void vrdma_buf_free(struct vrdma_dev *dev, struct vrdma_buf *buf);
-void vrdma_buf_pages(const struct vrdma_buf *buf, __le64 *page);
+void vrdma_buf_fill(struct virtio_rdma_buf *body, const struct vrdma_buf *buf,
+		    __le64 *page);
+void vrdma_buf_fill_ring(struct virtio_rdma_ring *ring,
+			 const struct vrdma_buf *buf, u64 ctrl_offset,
+			 u64 ring_offset);
 u32 vrdma_max_entries(const struct vrdma_dev *dev, size_t body, size_t entry);
 
 /* mr.c */
