@@ -108,6 +108,9 @@ err=$!
 tsc_khz=$({ dmesg 2>/dev/null | sed -n 's/.*tsc: .* \([0-9]*\)\.\([0-9]\{3\}\) MHz.*/\1\2/p'
     grep -q '^flags.* hypervisor' /proc/cpuinfo && sed -n 's/^cpu MHz.*: \([0-9]*\)\.\([0-9]\{3\}\)$/\1\2/p' /proc/cpuinfo
 } | head -n 1 || true)
+# no_timer_check: a kernel that boots waits a moment for ticks, and panics if this machine had no time to make any.
+words="console=ttyS0 quiet loglevel=4 panic=-1 mitigations=off nokaslr audit=0 no_timer_check tsc=reliable"
+words+=" ${tsc_khz:+tsc_early_khz=$tsc_khz }random.trust_cpu=on"
 # xsave=off: with it the kernel of every guest in the lab finds that XSAVE's sizes do not agree, and gives up on it with a warning.
 share() {
     printf '%s' "local,id=$1,path=$2,security_model=none,multidevs=remap${3:-}"
@@ -116,7 +119,7 @@ share() {
 setpriv --pdeathsig KILL qemu-system-x86_64 -nodefaults -no-user-config -display none -no-reboot \
     -M q35,hpet=off,smm=off -accel tcg,thread=multi,tb-size=1024 -cpu max,xsave=off -smp "${LAB_CPUS:-1}" -m "${LAB_MEMORY:-6144}" \
     -kernel "$lab/vmlinuz" -initrd "$lab/initrd" \
-    -append "console=ttyS0 quiet loglevel=4 panic=-1 mitigations=off nokaslr audit=0 tsc=reliable ${tsc_khz:+tsc_early_khz=$tsc_khz }random.trust_cpu=on" \
+    -append "$words" \
     -chardev file,id=console,path="$control/console" -serial chardev:console \
     -fsdev "$(share root / ,readonly=on)" -device virtio-9p-pci,fsdev=root,mount_tag=root \
     -fsdev "$(share control "$control")" -device virtio-9p-pci,fsdev=control,mount_tag=control \
