@@ -26,7 +26,7 @@ parts=(
     'bookworm     900 a Debian 12 guest: driver loads, ibv_rc_pingpong -c passes, in the lab'
     'verbs-suite 1300 the tests of rdma-core 56.1 in a Debian 13 guest, against the skips in docs/verbs.md'
     'verbs-suite-bookworm 1300 the tests of rdma-core 44 in a Debian 12 guest, likewise'
-    'operations   900 every operation of RC, UC and UD between two Debian 13 guests, data checked on both sides'
+    'operations   900 every operation of RC, UC, UD and XRC between two Debian 13 guests, data checked on both sides'
     'tools       1800 by name: perftest, rdmacm-utils, the pingpongs, qperf and fio over RDMA between two Debian 13 guests, with all their options'
     'upstream    1800 by name: the patches in resources/upstream apply; perftest with ours sends inline and uses the new post API'
     'kernel-users 2400 by name: NFS over RDMA (LONGARM_NFS_MIB there and back; 64 in the lab, else 1024) and NVMe over RDMA between two guests'

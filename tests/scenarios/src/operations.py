@@ -20,8 +20,10 @@ from pyverbs.cq import CQ, CompChannel
 from pyverbs.device import Context
 from pyverbs.mr import MR, MW, MWBind, MWBindInfo
 from pyverbs.pd import PD
-from pyverbs.qp import DataBuffer, QPAttr, QPCap, QPEx, QPInitAttrEx
+from pyverbs.qp import QP, DataBuffer, QPAttr, QPCap, QPEx, QPInitAttrEx
+from pyverbs.srq import SRQ, SrqInitAttrEx
 from pyverbs.wr import RecvWR, SGE, SendWR
+from pyverbs.xrcd import XRCD, XRCDInitAttr
 
 PORT = 18950
 SIZE = 1 << 20
@@ -35,15 +37,15 @@ IMM = 0x81020304
 ATOMIC_WRITE = e.IBV_WR_ATOMIC_WRITE
 FLUSH = e.IBV_WR_FLUSH
 WINDOW = e.IBV_ACCESS_REMOTE_WRITE | e.IBV_ACCESS_REMOTE_READ
-KINDS = {'RC': e.IBV_QPT_RC, 'UC': e.IBV_QPT_UC, 'UD': e.IBV_QPT_UD}
+KINDS = {'RC': e.IBV_QPT_RC, 'UC': e.IBV_QPT_UC, 'UD': e.IBV_QPT_UD, 'XRC': e.IBV_QPT_XRC_SEND}
 
 SENDS = e.IBV_QP_EX_WITH_SEND | e.IBV_QP_EX_WITH_SEND_WITH_IMM
 WRITES = e.IBV_QP_EX_WITH_RDMA_WRITE | e.IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM
 KEYS = e.IBV_QP_EX_WITH_LOCAL_INV | e.IBV_QP_EX_WITH_BIND_MW
-REST = (e.IBV_QP_EX_WITH_RDMA_READ | e.IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP |
-        e.IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD | e.IBV_QP_EX_WITH_SEND_WITH_INV |
-        e.IBV_QP_EX_WITH_ATOMIC_WRITE | e.IBV_QP_EX_WITH_FLUSH)
-OPS = {'RC': SENDS | WRITES | KEYS | REST, 'UC': SENDS | WRITES | KEYS, 'UD': SENDS}
+ANSWERED = e.IBV_QP_EX_WITH_RDMA_READ | e.IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP | e.IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD
+REST = e.IBV_QP_EX_WITH_SEND_WITH_INV | e.IBV_QP_EX_WITH_ATOMIC_WRITE | e.IBV_QP_EX_WITH_FLUSH
+OPS = {'RC': SENDS | WRITES | KEYS | ANSWERED | REST, 'UC': SENDS | WRITES | KEYS, 'UD': SENDS,
+       'XRC': SENDS | WRITES | KEYS | ANSWERED}
 
 
 def bytes_of(seed, length):
@@ -65,7 +67,8 @@ def event_files():
 
 
 class End:
-    """A QP of one transport with its CQ and memory. What the far side asks for are its methods."""
+    """A QP of one transport with its CQ and memory; of XRC an initiator and a target, with a shared receive queue in the target's
+    domain. What the far side asks for are its methods."""
 
     def __init__(self, context, gid_index, kind):
         self.context, self.gid_index, self.kind = context, gid_index, kind
@@ -78,6 +81,9 @@ class End:
                   e.IBV_ACCESS_REMOTE_ATOMIC | e.IBV_ACCESS_FLUSH_GLOBAL)
         self.mr = MR(self.pd, SIZE, rights | e.IBV_ACCESS_MW_BIND)
         cap = QPCap(max_send_wr=64, max_recv_wr=64, max_send_sge=4, max_recv_sge=4, max_inline_data=128)
+        if kind == 'XRC':
+            self.share(rights)
+            cap = QPCap(max_send_wr=64, max_recv_wr=0, max_send_sge=4, max_recv_sge=0, max_inline_data=128)
         init = QPInitAttrEx(qp_type=KINDS[kind], scq=self.cq, rcq=self.cq, cap=cap, pd=self.pd,
                             comp_mask=e.IBV_QP_INIT_ATTR_PD | e.IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
                             send_ops_flags=OPS[kind])
@@ -88,12 +94,29 @@ class End:
             attr = QPAttr(port_num=1)
             attr.qkey, attr.pkey_index = QKEY, 0
         self.qp = QPEx(context, init, attr)
+        self.receiver = self.target if kind == 'XRC' else self.qp
         self.windows = []
+
+    def share(self, rights):
+        """The receiving end of XRC."""
+        self.domain = XRCD(self.context, XRCDInitAttr(e.IBV_XRCD_INIT_ATTR_FD | e.IBV_XRCD_INIT_ATTR_OFLAGS, os.O_CREAT, -1))
+        init = SrqInitAttrEx(max_wr=64, max_sge=4)
+        init.srq_type, init.pd, init.xrcd, init.cq = e.IBV_SRQT_XRC, self.pd, self.domain, self.cq
+        init.comp_mask = (e.IBV_SRQ_INIT_ATTR_TYPE | e.IBV_SRQ_INIT_ATTR_PD | e.IBV_SRQ_INIT_ATTR_CQ |
+                          e.IBV_SRQ_INIT_ATTR_XRCD)
+        self.srq = SRQ(self.context, init)
+        attr = QPAttr(port_num=1)
+        attr.pkey_index, attr.qp_access_flags = 0, rights
+        init = QPInitAttrEx(qp_type=e.IBV_QPT_XRC_RECV, comp_mask=e.IBV_QP_INIT_ATTR_XRCD, xrcd=self.domain)
+        self.target = QP(self.context, init, attr)
 
     def card(self):
         """What the far side has to know."""
         gid = self.context.query_gid(1, self.gid_index).gid
-        return {'qpn': self.qp.qp_num, 'gid': gid, 'rkey': self.mr.rkey, 'addr': self.mr.buf}
+        card = {'qpn': self.receiver.qp_num, 'sender': self.qp.qp_num, 'gid': gid, 'rkey': self.mr.rkey, 'addr': self.mr.buf}
+        if self.kind == 'XRC':
+            card['srqn'] = self.srq.get_srq_num()
+        return card
 
     def connect(self, far):
         self.far = far
@@ -105,10 +128,13 @@ class End:
         attr = QPAttr(port_num=1)
         attr.path_mtu, attr.dest_qp_num, attr.ah_attr = e.IBV_MTU_4096, far['qpn'], way
         attr.rq_psn = attr.sq_psn = 0x123456
-        if self.kind == 'RC':
+        if self.kind in ('RC', 'XRC'):
             attr.max_rd_atomic = attr.max_dest_rd_atomic = 4
             attr.min_rnr_timer, attr.timeout, attr.retry_cnt, attr.rnr_retry = 12, 18, 7, 7
         self.qp.to_rts(attr)
+        if self.kind == 'XRC':
+            attr.dest_qp_num = far['sender']
+            self.target.to_rts(attr)
 
     def fill(self, seed, at, length):
         self.mr.write(bytes_of(seed, length), length, at)
@@ -121,7 +147,8 @@ class End:
 
     def receive(self, wr_id, pieces):
         sges = [SGE(self.mr.buf + at, length, self.mr.lkey) for at, length in pieces]
-        self.qp.post_recv(RecvWR(wr_id=wr_id, sg=sges, num_sge=len(sges)))
+        queue = self.srq if self.kind == 'XRC' else self.qp
+        queue.post_recv(RecvWR(wr_id=wr_id, sg=sges, num_sge=len(sges)))
 
     def completion(self, seconds=LIMIT):
         """The next completion; None if there is none for so long."""
@@ -130,7 +157,7 @@ class End:
             count, wcs = self.cq.poll(1)
             if count:
                 wc = wcs[0]
-                assert wc.qp_num == self.qp.qp_num, f'a completion of QP {wc.qp_num}'
+                assert wc.qp_num in (self.qp.qp_num, self.receiver.qp_num), f'a completion of QP {wc.qp_num}'
                 return {'wr_id': wc.wr_id, 'status': wc.status, 'opcode': wc.opcode, 'length': wc.byte_len,
                         'flags': wc.wc_flags, 'imm': wc.imm_data, 'src': wc.src_qp}
             time.sleep(0.0005)
@@ -174,6 +201,10 @@ class End:
         done = self.completion()
         assert done and (done['status'], done['opcode']) == (0, e.IBV_WC_LOCAL_INV), done
 
+    def close_windows(self):
+        for window in self.windows:
+            window.close()
+
     def post(self, wr_id, op, pieces, far_at=0, rkey=None, flags=e.IBV_SEND_SIGNALED, operands=(0, 0), imm=IMM, old=False):
         """Posts one work request."""
         rkey = self.far['rkey'] if rkey is None else rkey
@@ -187,6 +218,8 @@ class End:
                 wr.set_wr_ud(self.ah, self.far['qpn'], QKEY)
             elif op not in (e.IBV_WR_SEND, e.IBV_WR_SEND_WITH_IMM):
                 wr.set_wr_rdma(rkey, addr)
+            if self.kind == 'XRC':
+                wr.set_qp_type_xrc(self.far['srqn'])
             self.qp.post_send(wr)
             return
         qp = self.qp
@@ -206,6 +239,8 @@ class End:
         }[op]()
         if self.kind == 'UD':
             qp.wr_set_ud_addr(self.ah, self.far['qpn'], QKEY)
+        if self.kind == 'XRC':
+            qp.wr_set_xrc_srqn(self.far['srqn'])
         if flags & e.IBV_SEND_INLINE:
             buffers = [DataBuffer(self.mr.buf + at, length) for at, length in pieces]
             if len(buffers) == 1:
@@ -282,7 +317,7 @@ class Check:
 
     def arrived(self, send):
         """Sends until the far side has a completion."""
-        if self.kind == 'RC':
+        if self.kind in ('RC', 'XRC'):
             send()
             return self.far.completion()
         for _ in range(TRIES):
@@ -494,11 +529,24 @@ class Check:
         got = self.message(e.IBV_WR_SEND_WITH_INV, 1000, imm=key)
         assert got['flags'] & e.IBV_WC_WITH_INV and got['imm'] == key, got
         self.far.receive(1000, [(0, 8)])
+        self.closed(key)
+        got = self.far.completion()
+        assert got and (got['wr_id'], got['status']) == (1000, e.IBV_WC_WR_FLUSH_ERR), got
+
+    def windows_of_initiators(self):
+        """The far initiator binds them. One of type 1 is open to whoever comes by a target; one of type 2 is the initiator's own."""
+        self.far.invalidate(self.far.bind(2, 8192, 50_000))
+        key = self.far.bind(1, 8192, 50_000)
+        self.one_sided(e.IBV_WR_RDMA_WRITE, 50_000, rkey=key, far_at=8192)
+        self.one_sided(e.IBV_WR_RDMA_READ, 1000, rkey=key, far_at=8192)
+        self.far.close_windows()
+        self.closed(key)
+
+    def closed(self, key):
+        """The window gives nothing any more, and that ends the connection."""
         self.end.post(1001, e.IBV_WR_RDMA_WRITE, [(0, 8)], 8192, key)
         got = self.end.completion()
         assert got and (got['wr_id'], got['status']) == (1001, e.IBV_WC_REM_ACCESS_ERR), got
-        got = self.far.completion()
-        assert got and (got['wr_id'], got['status']) == (1000, e.IBV_WC_WR_FLUSH_ERR), got
 
 
 def ask(context, gid_index, address):
@@ -511,15 +559,18 @@ def ask(context, gid_index, address):
         check.messages((1, 1000, 4096) if kind == 'UD' else sizes)
         if kind != 'UD':
             check.writes(sizes)
-        if kind == 'RC':
+        if kind in ('RC', 'XRC'):
             check.train()
             check.reads(sizes)
             check.atomics()
-            check.placement()
             check.fence()
+        if kind == 'RC':
+            check.placement()
             check.remote_end(check.windows())
         if kind == 'UC':
             check.local_end(check.windows())
+        if kind == 'XRC':
+            check.windows_of_initiators()
         took = time.monotonic() - started
         print(f'{kind}: {check.count} requests, {check.again} sent again, {took:.1f} s', flush=True)
     far.quit()

@@ -29,7 +29,7 @@ pub fn operations(lab: &Lab) -> Result<()> {
     for (client, server) in [(&a, &b), (&b, &a)] {
         let mut serving = server.start(&command(server)?)?;
         serving.wait_for("listening", Duration::from_secs(60))?;
-        let asked = client.exec(&format!("{} {}", command(client)?, server.address()), 150)?;
+        let asked = client.exec(&format!("{} {}", command(client)?, server.address()), 200)?;
         let served = serving.finish(Duration::from_secs(30))?;
         ensure!(
             asked.stdout.ends_with("all operations\n"),
