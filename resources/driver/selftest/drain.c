@@ -2,7 +2,6 @@
 /* A drain ends in every state of a queue pair, and all work with it. */
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
 
-#include <linux/delay.h>
 #include <linux/virtio.h>
 
 #include "selftest.h"
@@ -49,21 +48,6 @@ static const struct st_case st_failure = {
 	"a device that failed", IB_QPT_RC, IB_QPS_RTS,
 	.recvs = 8, .sends = 16, .peer_recvs = 4, .fails = true
 };
-
-/* Waits for a completion, and polls where nobody else does. */
-static int st_wait(struct ib_cq *cq, const struct st_op *op)
-{
-	unsigned long end = jiffies + 20 * HZ;
-
-	while (!atomic_read(&op->completions)) {
-		if (time_after(jiffies, end))
-			return -ETIMEDOUT;
-		if (cq->poll_ctx == IB_POLL_DIRECT)
-			ib_process_cq_direct(cq, -1);
-		msleep(1);
-	}
-	return 0;
-}
 
 static int st_count(const char *name, const char *what,
 		    const struct st_op *ops, int count)

@@ -37,7 +37,8 @@ static int st_cases(struct st_rig *rig)
 {
 	if (st_fail)
 		return st_drain_failed(rig);
-	return st_drain_states(rig) ?: st_arm(rig);
+	return st_create_flags(rig) ?: st_drain_states(rig) ?: st_arm(rig) ?:
+	       st_memory(rig);
 }
 
 static int st_run(struct st_rig *rig)

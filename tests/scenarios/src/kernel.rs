@@ -5,7 +5,8 @@ use anyhow::Result;
 use crate::faults::{clear_log, quiet_log};
 use crate::vm::{Lab, Vm, VmSpec, free_port};
 
-/// Semantics 43 (a drain ends in every state, that of a failed device too) and 23 (arming reports completions that wait).
+/// Semantics 43 (a drain ends in every state, that of a failed device too) and 23 (arming reports completions that wait); memory that is
+/// registered by work request, on RC and UC.
 pub fn kernel_verbs(lab: &Lab) -> Result<()> {
     let vm = lab.boot(VmSpec::new("a").fabric(free_port()?, &[], "10.0.0.1/24"))?;
     vm.ready()?;
