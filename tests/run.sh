@@ -30,7 +30,7 @@ parts=(
     'tools       1800 by name: perftest, rdmacm-utils, the pingpongs, qperf and fio over RDMA between two Debian 13 guests, with all their options'
     'upstream    1800 by name: the patches in resources/upstream apply; perftest with ours sends inline and uses the new post API'
     'kernel-users 2400 by name: NFS over RDMA (LONGARM_NFS_MIB there and back; 64 in the lab, else 1024) and NVMe over RDMA between two guests'
-    'life        1500 by name: a process killed 50 times under traffic'
+    'life        2400 by name: 2,000 connections by rdma_cm, 500 alive at once; a process killed 50 times under traffic'
 )
 
 part_format() { cargo fmt --all --check; }
@@ -61,7 +61,7 @@ part_upstream() {
     export LONGARM_PERFTEST
     scenarios trixie perftest-patched
 }
-part_life() { scenarios trixie killed-often; }
+part_life() { scenarios trixie connections killed-often; }
 part_verbs_suite() { INCLUDE=python3-pyverbs scenarios trixie verbs-suite; }
 part_kernel_users() { INCLUDE=nfs-kernel-server,e2fsprogs scenarios trixie nfs nvme; }
 part_verbs_suite_bookworm() { INCLUDE=python3-pyverbs scenarios bookworm verbs-suite; }

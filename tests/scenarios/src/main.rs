@@ -19,6 +19,7 @@ macro_rules! checks {
 
 mod account;
 mod connections;
+mod datagrams;
 mod faults;
 mod kernel;
 mod life;
@@ -56,7 +57,7 @@ const SCENARIOS: &[Scenario] = &[
     ("overhead", life::overhead, 180),
     ("devinfo", verbs::devinfo, 180),
     ("pingpong", verbs::pingpong, 300),
-    ("datagrams", connections::datagrams, 300),
+    ("datagrams", datagrams::datagrams, 300),
     ("rdma-cm", tools::rdma_cm, 300),
     ("srq", shared::srq, 300),
     ("tools", tools::short, 300),
@@ -91,6 +92,7 @@ const APART: &[Scenario] = &[
     ("perftest-patched", tools::perftest_patched, 600),
     ("nfs", nfs::nfs, 900),
     ("nvme", nvme::nvme, 500),
+    ("connections", connections::connections, 600),
     ("killed-often", faults::semantics_42_killed_often, 1300),
 ];
 
