@@ -171,6 +171,9 @@ impl Series {
     }
 }
 
+/// Runs of a reference until one of them lost nothing, at most.
+const REFERENCE_TRIES: usize = 4;
+
 /// A run's figures.
 type Ran = Result<Vec<f64>, Refusal>;
 
@@ -181,7 +184,20 @@ fn subject<'a>(
     size: u32,
     iterations: u32,
 ) -> Box<dyn FnMut() -> Result<Ran> + 'a> {
-    Box::new(move || pair.run(device, tool, size, iterations))
+    Box::new(move || clean(device, || pair.run(device, tool, size, iterations)))
+}
+
+/// A run, made again if it was a reference's and something was lost: soft-RoCE sends again when a guest stands still for longer than its
+/// timers wait. Its best serves it, and ours has one try.
+fn clean(device: Device, mut run: impl FnMut() -> Result<Ran>) -> Result<Ran> {
+    let mut ran = run()?;
+    for _ in 1..REFERENCE_TRIES {
+        if ran.is_ok() || device == OURS {
+            break;
+        }
+        ran = run()?;
+    }
+    Ok(ran)
 }
 
 #[cfg(test)]
@@ -236,6 +252,29 @@ mod tests {
         let devices = [OURS, RXE, RXE];
         SERIES[0].rows(&mut table, 64, &devices, Target::AtLeast(3.0), &measured);
         assert_eq!((table.rows.len(), table.refused.len()), (1, 1));
+    }
+
+    #[test]
+    fn a_reference_that_lost_something_runs_again_and_ours_does_not() {
+        for (device, wanted) in [(RXE, Ok(vec![3.0])), (OURS, Err("loss".to_owned()))] {
+            let mut runs = 0;
+            let ran = clean(device, || {
+                runs += 1;
+                Ok(if runs == 3 {
+                    Ok(vec![3.0])
+                } else {
+                    Err("loss".to_owned())
+                })
+            });
+            assert_eq!(ran.unwrap(), wanted);
+        }
+        let mut runs = 0;
+        let never = clean(RXE, || {
+            runs += 1;
+            Ok(Err("loss".to_owned()))
+        });
+        assert!(never.unwrap().is_err());
+        assert_eq!(runs, REFERENCE_TRIES);
     }
 
     #[test]
