@@ -18,7 +18,7 @@ mod queue;
 mod segments;
 pub mod tcp;
 #[cfg(test)]
-mod test_utils;
+pub(crate) mod test_utils;
 
 use frame::FrameHeader;
 

@@ -53,6 +53,15 @@ impl TestSink {
         self.events.iter().filter_map(payload).collect()
     }
 
+    /// The headers of all frames so far.
+    pub(crate) fn headers(&self) -> Vec<FrameHeader> {
+        let header = |event: &Event| match event {
+            Event::Frame { header, .. } => Some(*header),
+            _ => None,
+        };
+        self.events.iter().filter_map(header).collect()
+    }
+
     /// Frames so far.
     pub(crate) fn frames(&self) -> usize {
         let is_frame = |event: &&Event| matches!(event, Event::Frame { .. });

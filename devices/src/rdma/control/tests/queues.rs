@@ -4,8 +4,7 @@ use super::*;
 use crate::rdma::events::EventKind;
 use crate::rdma::fabric::frame::{FrameHeader, flag, kind, nak};
 use crate::rdma::fabric::pair::{OTHER, pair};
-use crate::rdma::fabric::{self, PeerId, Placement};
-use crate::rdma::memory::Segment;
+use crate::rdma::fabric::test_utils::TestSink;
 use crate::rdma::objects::QpState;
 use crate::rdma::wire::*;
 
@@ -202,22 +201,6 @@ fn an_overflow_fails_the_queue_pairs_of_the_cq_and_no_others() {
     assert_eq!(kinds, [(EventKind::CqErr, cq), (EventKind::QpFatal, bound)]);
 }
 
-/// Answers that come to the peer: kinds, and what the last one says.
-#[derive(Default)]
-struct Answers(Vec<FrameHeader>);
-
-impl fabric::Sink for Answers {
-    fn place(&mut self, _: PeerId, _: &FrameHeader, _: u32, _: &mut Vec<Segment>) -> Placement {
-        Placement::Discard
-    }
-    fn frame(&mut self, _: PeerId, header: &FrameHeader, _: Placement, _: &[u8]) {
-        self.0.push(*header);
-    }
-    fn peer_up(&mut self, _: PeerId) {}
-    fn peer_down(&mut self, _: PeerId) {}
-    fn routes_changed(&mut self) {}
-}
-
 #[test]
 fn a_reset_tells_peers_what_they_wait_for_in_vain() {
     const PEER_GID: [u8; 16] = [7; 16];
@@ -259,9 +242,13 @@ fn a_reset_tells_peers_what_they_wait_for_in_vain() {
 
     rig.device.reset();
 
-    let mut answers = Answers::default();
+    let mut answers = TestSink {
+        discard: true,
+        ..TestSink::default()
+    };
     while far.poll(&mut answers) {}
-    let (last, data) = answers.0.split_last().unwrap();
+    let answers = answers.headers();
+    let (last, data) = answers.split_last().unwrap();
     assert!(data.iter().all(|frame| frame.kind == kind::READ_DATA));
     assert!(data.iter().all(|frame| frame.flags & flag::LAST == 0));
     let refusal = FrameHeader {

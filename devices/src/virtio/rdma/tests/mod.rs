@@ -12,8 +12,7 @@ use super::*;
 use crate::rdma::fabric::frame::{FrameHeader, flag, kind, nak};
 use crate::rdma::fabric::loopback::LoopbackFabric;
 use crate::rdma::fabric::pair::{OTHER, pair_with};
-use crate::rdma::fabric::{PeerId, Placement, Sink};
-use crate::rdma::memory::Segment;
+use crate::rdma::fabric::test_utils::TestSink;
 use crate::rdma::stats::ThreadSnapshot;
 use crate::rdma::wire::{
     AddGidBody, CommandHeader, CreateCqBody, CreateQpBody, GID_TYPE_ROCE_V2, HandleBody,
@@ -351,22 +350,6 @@ fn after_a_reset_nothing_of_the_driver_is_touched() {
     rig.device.reset();
 }
 
-/// What comes at the other end of a device's fabric.
-#[derive(Default)]
-struct Heard(Vec<FrameHeader>);
-
-impl Sink for Heard {
-    fn place(&mut self, _: PeerId, _: &FrameHeader, _: u32, _: &mut Vec<Segment>) -> Placement {
-        Placement::Discard
-    }
-    fn frame(&mut self, _: PeerId, header: &FrameHeader, _: Placement, _: &[u8]) {
-        self.0.push(*header);
-    }
-    fn peer_up(&mut self, _: PeerId) {}
-    fn peer_down(&mut self, _: PeerId) {}
-    fn routes_changed(&mut self) {}
-}
-
 #[test]
 fn without_a_driver_requests_hear_that_there_is_no_such_qp() {
     let (near, mut far, _) = pair_with(2).unwrap();
@@ -396,10 +379,13 @@ fn without_a_driver_requests_hear_that_there_is_no_such_qp() {
         let payload = vec![0; length as usize];
         far.send(OTHER, &header, &payload, &[]).unwrap();
     }
-    let mut heard = Heard::default();
+    let mut heard = TestSink {
+        discard: true,
+        ..TestSink::default()
+    };
     wait_until(|| {
         far.poll(&mut heard);
-        heard.0.len() >= 4
+        heard.frames() >= 4
     });
     let refusal = |n| FrameHeader {
         kind: kind::NAK,
@@ -409,7 +395,7 @@ fn without_a_driver_requests_hear_that_there_is_no_such_qp() {
         lane: 1,
         ..FrameHeader::default()
     };
-    assert_eq!(heard.0, [1, 2, 4, 7].map(refusal));
+    assert_eq!(heard.headers(), [1, 2, 4, 7].map(refusal));
 }
 
 #[test]
