@@ -136,11 +136,9 @@ impl Receive {
             };
             let length = current.header.length as usize;
             if current.destination == Destination::Unasked {
-                let (done, wanted) = (current.done as u32, length - current.done);
-                self.into.clear();
-                self.at = Cursor::default();
-                let answer = sink.place(peer, &current.header, done, &mut self.into);
-                current.destination = match checked(answer, &mut self.into, wanted) {
+                let (into, at) = (&mut self.into, &mut self.at);
+                current.destination = match ask(sink, peer, &current.header, current.done, into, at)
+                {
                     Placement::Into => Destination::Memory,
                     Placement::Discard => Destination::Discard,
                 };
@@ -218,10 +216,7 @@ impl Receive {
                 stats.rx_staged.add(length as u64);
             }
         } else {
-            self.into.clear();
-            self.at = Cursor::default();
-            let answer = sink.place(peer, header, 0, &mut self.into);
-            let placement = checked(answer, &mut self.into, length);
+            let placement = ask(sink, peer, header, 0, &mut self.into, &mut self.at);
             match placement {
                 Placement::Into if length > 0 => self.put_in_place(length, stats),
                 Placement::Into => {}
@@ -366,6 +361,21 @@ impl Receive {
             current.destination = Destination::Unasked;
         }
     }
+}
+
+/// Asks the sink where the payload goes from `done` on: to `into`, from its begin on.
+fn ask(
+    sink: &mut dyn Sink,
+    peer: PeerId,
+    header: &FrameHeader,
+    done: usize,
+    into: &mut Vec<Segment>,
+    at: &mut Cursor,
+) -> Placement {
+    into.clear();
+    *at = Cursor::default();
+    let answer = sink.place(peer, header, done as u32, into);
+    checked(answer, into, header.length as usize - done)
 }
 
 /// Checks what a header says by itself; the error says what the peer sent.
